@@ -1,0 +1,247 @@
+"""The command line: parse, call, print, exit code.
+
+Exit codes: 0 PASS or NOT DETECTED, 1 FAIL, 3 INCONCLUSIVE, 4 INVALID, 2 usage or environment error, 130 interrupt.
+"""
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evalsuite import __version__
+from evalsuite.errors import UserError
+
+if TYPE_CHECKING:
+    from evalsuite.report import Report
+
+USAGE_ERROR, INTERRUPTED = 2, 130
+
+
+def _whole_from_one(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def _margin(text: str) -> float:
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no margin; expected the largest loss accepted, between 0 and 1 (0.05 is five points)"
+        )
+    return value
+
+
+def _temperature(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is no temperature; expected 0 (greedy) to 2")
+    return value
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="evalsuite",
+        description="Did making serving faster make the answers worse? Same questions, two vLLM arms, a paired verdict.",
+        epilog="exit codes: 0 PASS or NOT DETECTED, 1 FAIL, 2 usage or environment, 3 INCONCLUSIVE, 4 INVALID",
+    )
+    parser.add_argument("--version", action="version", version=f"evalsuite {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="ask both arms the same questions and compare; resumes where it stopped")
+    run.add_argument("task", nargs="?", help="a task of `evalsuite tasks`, or lm-eval:NAME (default: the offline one)")
+    run.add_argument("--budget", type=_whole_from_one, metavar="TOKENS", help="most tokens a response may generate")
+    run.add_argument("--limit", type=_whole_from_one, metavar="N", help="ask the first N questions only")
+    run.add_argument("--data", type=Path, metavar="FILE", help="read the task's questions from this file")
+    run.add_argument("--include-path", type=Path, metavar="DIR", help="folder of lm-eval task files of your own")
+    run.add_argument("--baseline", metavar="NAME|URL", help="the arm released today (default: fa2, without a GPU cpu)")
+    run.add_argument("--candidate", metavar="NAME|URL", help="the arm asking for release (default: hybrid, cpu-hybrid)")
+    run.add_argument("--arms", type=Path, metavar="FILE", dest="arms_file", help="TOML file with more arms")
+    run.add_argument("--model", metavar="DIR|NAME", help="checkpoint both arms serve (default: a small one, made once)")
+    run.add_argument("--temperature", type=_temperature, default=0.0, help="sampling temperature (default 0: greedy)")
+    run.add_argument("--samples", type=_whole_from_one, default=1, metavar="K", help="responses per question")
+    run.add_argument("--seed", type=int, default=0, help="seed of generated questions and of sampling (default 0)")
+    run.add_argument("--run", type=Path, metavar="DIR", dest="folder", help="run directory (default: runs/TASK-PLAN)")
+    _add_margin(run, required=False)
+    run.set_defaults(call=_run)
+
+    report = commands.add_parser("report", help="rebuild a run's tables and report from its evidence")
+    report.add_argument("run", type=Path, metavar="RUN")
+    report.set_defaults(call=_report)
+
+    compare = commands.add_parser("compare", help="compare any two runs or response files question by question")
+    compare.add_argument("baseline", type=Path, metavar="BASELINE", help="response file, or run (its baseline)")
+    compare.add_argument("candidate", type=Path, metavar="CANDIDATE", help="response file, or run (its candidate)")
+    _add_margin(compare, required=False)
+    compare.add_argument("--json", action="store_true", help="print comparison.json instead of the table")
+    compare.set_defaults(call=_compare)
+
+    gate = commands.add_parser("gate", help="release gate: PASS only where a loss of MARGIN is ruled out")
+    gate.add_argument("run", type=Path, metavar="RUN")
+    _add_margin(gate, required=True)
+    gate.set_defaults(call=_gate)
+
+    tasks = commands.add_parser("tasks", help="list the tasks")
+    tasks.add_argument("--include-path", type=Path, metavar="DIR", help="folder of lm-eval task files of your own")
+    tasks.set_defaults(call=_tasks)
+
+    arms = commands.add_parser("arms", help="list the arms")
+    arms.add_argument("--arms", type=Path, metavar="FILE", dest="arms_file", help="TOML file with more arms")
+    arms.set_defaults(call=_arms)
+
+    doctor = commands.add_parser("doctor", help="say what of the environment is ready, and what mends the rest")
+    doctor.set_defaults(call=_doctor)
+    return parser
+
+
+def _add_margin(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    text = "largest loss of accuracy accepted, a fraction; fixed before looking"
+    parser.add_argument("--margin", type=_margin, required=required, help=text)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from evalsuite import runner
+    from evalsuite.progress import say
+
+    if args.task is None:
+        from evalsuite.tasks import DEFAULT_TASK
+
+        args.task = DEFAULT_TASK
+    pair = runner.default_pair()
+    settings = runner.Settings(
+        task=args.task,
+        baseline=args.baseline or pair[0],
+        candidate=args.candidate or pair[1],
+        model=args.model,
+        arms_file=args.arms_file,
+        limit=args.limit,
+        data=args.data,
+        include_path=args.include_path,
+        budget=args.budget,
+        temperature=args.temperature,
+        samples=args.samples,
+        seed=args.seed,
+        margin=args.margin,
+    )
+    plan = runner.prepare(settings)
+    folder = args.folder or runner.default_folder(plan)
+    if settings.baseline == settings.candidate:
+        say(f"both arms are {settings.baseline}: this is an A/A run, it measures the noise of one arm")
+    say(f"run directory: {folder}")
+    runner.run(plan, folder)
+    return _rebuild(folder)
+
+
+def _rebuild(folder: Path) -> int:
+    from evalsuite import report
+    from evalsuite.journal import load_run
+
+    run = load_run(folder)
+    result = report.derive(run, margin=run.meta.get("margin"))
+    report.write(run, result)
+    return _conclude(result, where=folder / "report.md")
+
+
+def _conclude(result: "Report", *, where: Path | None = None) -> int:
+    from evalsuite.report import render_text
+
+    print(render_text(result))
+    if where is not None:
+        print(f"report: {where}")
+    return result.decision.exit_code
+
+
+def _report(args: argparse.Namespace) -> int:
+    return _rebuild(args.run)
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from evalsuite import report, sides
+
+    result = report.derive(sides.join(args.baseline, args.candidate), margin=args.margin)
+    if not args.json:
+        return _conclude(result)
+    print(report.render_json(result), end="")
+    return result.decision.exit_code
+
+
+def _gate(args: argparse.Namespace) -> int:
+    from evalsuite import report
+    from evalsuite.journal import load_run
+
+    return _conclude(report.derive(load_run(args.run), margin=args.margin))
+
+
+def _tasks(args: argparse.Namespace) -> int:
+    from evalsuite.tasks import DEFAULT_TASK, list_tasks
+
+    rows = [
+        (task.name + (" *" if task.name == DEFAULT_TASK else ""), task.budget, task.needs, task.about)
+        for task in list_tasks(args.include_path)
+    ]
+    _print_table(("TASK", "BUDGET", "NEEDS", "WHAT IT ASKS"), rows)
+    print("\n* the default. Any generate_until task of lm-eval: lm-eval:NAME, or your own with --include-path DIR.")
+    return 0
+
+
+def _arms(args: argparse.Namespace) -> int:
+    from evalsuite.arms import load_arms
+    from evalsuite.runner import default_pair
+
+    pair = default_pair()
+    rows = [
+        (name, (arm.kernel or "-").replace("_", "-"), arm.about or "from " + str(args.arms_file))
+        for name, arm in load_arms(args.arms_file).items()
+    ]
+    _print_table(("ARM", "SINGLE DECODE", "WHAT SERVES"), rows)
+    print(f"\nHere `run` compares {pair[0]} (baseline) with {pair[1]} (candidate). A URL attaches to a running server.")
+    return 0
+
+
+def _print_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    texts = [[str(cell) for cell in row] for row in [head, *rows]]
+    widths = [max(len(row[i]) for row in texts) for i in range(len(head))]
+    for row in texts:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from evalsuite.doctor import examine
+
+    findings = examine()
+    for finding in findings:
+        print(f"{'ready  ' if finding.ready else 'MISSING'}  {finding.what}: {finding.found}")
+        if not finding.ready:
+            print(f"         {finding.mend}")
+    return 0 if all(finding.ready or finding.optional for finding in findings) else USAGE_ERROR
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    args = build_parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, _interrupt)
+    call: Callable[[argparse.Namespace], int] = args.call
+    try:
+        return call(args)
+    except UserError as error:
+        print(f"evalsuite: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except KeyboardInterrupt:
+        print("\nevalsuite: interrupted; give the same command again to go on", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()
+        return USAGE_ERROR

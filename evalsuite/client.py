@@ -1,0 +1,225 @@
+"""Ask one question of a server that speaks the OpenAI API, streamed, and take everything it says."""
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from evalsuite.errors import UserError
+
+TOKEN = "token_id:"
+"""How vLLM names a token when asked to name tokens by id."""
+
+
+class RequestFailed(Exception):
+    """A request brought no whole response: refused, cut off, timed out or not understood.
+
+    `final` says that asking again would bring the same: the server understood the request and refuses it.
+    """
+
+    def __init__(self, message: str, *, final: bool = False) -> None:
+        super().__init__(message)
+        self.final = final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What a question is asked with: token ids where a tokenizer is at hand, else chat messages."""
+
+    messages: Sequence[Mapping[str, str]]
+    token_ids: Sequence[int] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How a response is generated."""
+
+    budget: int
+    temperature: float
+    until: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A response as it grows."""
+
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    runner_up_ids: list[int] = field(default_factory=list)
+    runner_up_logprobs: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    usage: Mapping[str, Any] | None = None
+    first: float | None = None
+
+
+class Endpoint:
+    """A server's address and what it understands.
+
+    `extended` says that it takes vLLM's additions to the API (token ids, tokens named by id). Started servers do;
+    an attached one is asked once.
+    """
+
+    def __init__(self, client: httpx.Client, *, model: str, extended: bool) -> None:
+        self.client = client
+        self.model = model
+        self.extended = extended
+
+    def call(self, method: str) -> Any:
+        """Call a method of the worker extension; return what the first worker answers, after all agreed.
+
+        Raises RequestFailed where the server refuses, or where its workers differ.
+        """
+        try:
+            reply = self.client.post("/collective_rpc", json={"method": method, "timeout": 60})
+            reply.raise_for_status()
+            results = reply.json()["results"]
+        except (httpx.HTTPError, ValueError, KeyError) as error:
+            raise RequestFailed(f"{method}: {error}") from error
+        if not results or any(result != results[0] for result in results):
+            raise RequestFailed(f"{method}: workers disagree: {results}")
+        return results[0]
+
+    def ask(self, prompt: Prompt, sampling: Sampling, *, seed: int) -> dict[str, Any]:
+        """Ask one question; return the fields of a `records.Response` that the server decides.
+
+        Raises RequestFailed where no whole response came.
+        """
+        start = time.perf_counter()
+        stream = _Stream()
+        path, body = self._request(prompt, sampling, seed)
+        try:
+            with self.client.stream("POST", path, json=body) as reply:
+                if reply.status_code != 200:
+                    reply.read()
+                    refused = 400 <= reply.status_code < 500 and reply.status_code not in (408, 429)
+                    raise RequestFailed(f"HTTP {reply.status_code}: {reply.text[:500]}", final=refused)
+                for event in _events(reply):
+                    self._take(stream, event, chat="messages" in body)
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, IndexError) as error:
+            raise RequestFailed(f"{type(error).__name__}: {error}") from error
+        return _finish(stream, start, extended=self.extended)
+
+    def _request(self, prompt: Prompt, sampling: Sampling, seed: int) -> tuple[str, dict[str, Any]]:
+        body: dict[str, Any] = {
+            "model": self.model,
+            "max_tokens": sampling.budget,
+            "temperature": sampling.temperature,
+            "seed": seed,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if sampling.until:
+            body["stop"] = list(sampling.until)
+        if self.extended:
+            body |= {"logprobs": 2, "return_token_ids": True, "return_tokens_as_token_ids": True}
+        if prompt.token_ids is not None:
+            return "/v1/completions", {**body, "prompt": list(prompt.token_ids)}
+        if self.extended:
+            body |= {"logprobs": True, "top_logprobs": 2}
+        return "/v1/chat/completions", {**body, "messages": list(prompt.messages)}
+
+    def _take(self, stream: _Stream, event: Mapping[str, Any], *, chat: bool) -> None:
+        if event.get("error"):
+            raise ValueError(f"the server reports {event['error']}")
+        if event.get("usage"):
+            stream.usage = event["usage"]
+        for choice in event["choices"]:
+            text = choice.get("delta", {}).get("content") if chat else choice["text"]
+            if text or choice.get("token_ids"):
+                stream.first = stream.first or time.perf_counter()
+            stream.text.append(text or "")
+            stream.token_ids += choice.get("token_ids") or ()
+            if self.extended and choice.get("logprobs"):
+                for step in _steps(choice["logprobs"], chat=chat):
+                    _take_step(stream, *step)
+            stream.finish_reason = choice.get("finish_reason") or stream.finish_reason
+            stream.stop_reason = choice.get("stop_reason") or stream.stop_reason
+
+
+def _events(reply: httpx.Response) -> Iterator[Mapping[str, Any]]:
+    """Yield the JSON objects of a server-sent event stream; ValueError where it ends before it says [DONE]."""
+    for line in reply.iter_lines():
+        if not line.startswith("data:"):
+            continue
+        data = line[5:].strip()
+        if data == "[DONE]":
+            return
+        yield json.loads(data)
+    raise ValueError("the stream ended early")
+
+
+def _steps(logprobs: Mapping[str, Any], *, chat: bool) -> Iterator[tuple[str, float, Mapping[str, float]]]:
+    """Yield (token, its logprob, logprobs of the leading tokens) for each generated token."""
+    if chat:
+        for step in logprobs["content"]:
+            yield step["token"], step["logprob"], {top["token"]: top["logprob"] for top in step["top_logprobs"]}
+    else:
+        yield from zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
+
+
+def _take_step(stream: _Stream, token: str, logprob: float, leading: Mapping[str, float]) -> None:
+    others = {other: value for other, value in leading.items() if other != token}
+    runner_up = max(others, key=lambda other: others[other])
+    stream.logprobs.append(logprob)
+    stream.runner_up_ids.append(int(runner_up.removeprefix(TOKEN)))
+    stream.runner_up_logprobs.append(others[runner_up])
+
+
+def _finish(stream: _Stream, start: float, *, extended: bool) -> dict[str, Any]:
+    if stream.finish_reason not in ("stop", "length"):
+        raise RequestFailed(f"finish reason {stream.finish_reason!r}; expected 'stop' or 'length'")
+    usage = stream.usage or {}
+    tokens = usage.get("completion_tokens")
+    if extended and not len(stream.token_ids) == len(stream.logprobs) == tokens:
+        raise RequestFailed(
+            f"{len(stream.token_ids)} token ids and {len(stream.logprobs)} logprobs for {tokens} tokens"
+        )
+    return {
+        "text": "".join(stream.text),
+        "prompt_tokens": usage.get("prompt_tokens"),
+        "token_ids": tuple(stream.token_ids) if extended else None,
+        "logprobs": tuple(stream.logprobs) if extended else None,
+        "runner_up_ids": tuple(stream.runner_up_ids) if extended else None,
+        "runner_up_logprobs": tuple(stream.runner_up_logprobs) if extended else None,
+        "finish_reason": stream.finish_reason,
+        "stop_reason": stream.stop_reason,
+        "tokens": tokens,
+        "seconds_to_first_token": None if stream.first is None else stream.first - start,
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def attach(url: str, *, model: str | None) -> Endpoint:
+    """Return the endpoint of a running server. Raises UserError where `url` answers nonsense.
+
+    An API key is read from OPENAI_API_KEY. `model` picks one of the models served there; None takes the only one.
+    """
+    key = os.environ.get("OPENAI_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    client = httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(600, connect=10), trust_env=False)
+    try:
+        reply = client.get("/v1/models")
+        reply.raise_for_status()
+        served = [entry["id"] for entry in reply.json()["data"]]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+        hint = "; set OPENAI_API_KEY" if isinstance(error, httpx.HTTPStatusError) and not key else ""
+        raise UserError(
+            f"{url} does not answer as an OpenAI-compatible server ({type(error).__name__}: {error}); expected a list "
+            f"of models at {url}/v1/models{hint}"
+        ) from error
+    if model not in served:
+        if model is not None or len(served) != 1:
+            raise UserError(f"{url} serves {', '.join(served) or 'no model'}; name one of them with --model")
+        model = served[0]
+    endpoint = Endpoint(client, model=str(model), extended=True)
+    probe = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "logprobs": True,
+             "top_logprobs": 2, "return_token_ids": True, "return_tokens_as_token_ids": True}  # fmt: skip
+    reply = client.post("/v1/chat/completions", json=probe)
+    endpoint.extended = reply.status_code == 200 and bool(reply.json()["choices"][0].get("token_ids"))
+    return endpoint

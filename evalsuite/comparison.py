@@ -1,0 +1,233 @@
+"""Count what became of the pairs, and compute what the counts say about the arms' difference.
+
+Pure functions: a run and its grades in, values out. Nothing is decided here, see `verdict`.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from evalsuite.journal import Run
+from evalsuite.pairing import Grades, Outcome, Pair, by_key, pair_up, planned
+from evalsuite.receipts import Proof, audit
+from evalsuite.records import ARMS
+from evalsuite.statistics import Clustered, Interval, McNemar, mcnemar, rao_scott, tango_interval
+from evalsuite.validity import find_problems
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A paired table and what it says about the difference, candidate - baseline accuracy."""
+
+    kept: int
+    lost: int
+    gained: int
+    missed: int
+    interval: Interval | None
+    """Tango's, 95 %. None where pairs depend on each other in a way that no method here allows for."""
+    regression_p: float | None
+    """One-sided, small when much was lost: McNemar's mid-p, or `rao_scott`'s p-value for several samples a question."""
+    test: McNemar | None
+    """None unless every pair has a question and a cluster of its own."""
+    design_effect: float | None
+    """How many pairs are worth one independent pair; 1 where every pair is."""
+
+    @property
+    def pairs(self) -> int:
+        """All pairs."""
+        return self.kept + self.lost + self.gained + self.missed
+
+    @property
+    def baseline_right(self) -> int:
+        """Pairs that the baseline got right: only these can be lost."""
+        return self.kept + self.lost
+
+    @property
+    def candidate_right(self) -> int:
+        """Pairs that the candidate got right."""
+        return self.kept + self.gained
+
+    @property
+    def difference(self) -> float | None:
+        """Candidate - baseline accuracy, a fraction; None without pairs."""
+        return (self.gained - self.lost) / self.pairs if self.pairs else None
+
+    @property
+    def smallest_margin(self) -> float | None:
+        """The smallest loss that the data rule out, a fraction; None where they rule out none."""
+        return None if self.interval is None or self.interval.low <= -1 else max(0.0, -self.interval.low)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incidence:
+    """How often something befell the responses of a pair, paired."""
+
+    neither: int
+    baseline_only: int
+    candidate_only: int
+    both: int
+    test: McNemar | None
+    """Its one-sided p-values are small when it befell the candidate more. None for pairs that are not independent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmFigures:
+    """What one arm did, over all its responses."""
+
+    name: str
+    responses: int
+    """As many as the next five, its grades, add up to."""
+    right: int
+    wrong: int
+    no_answer: int
+    truncated: int
+    errors: int
+    missing: int
+    """Planned and not there; the run is incomplete."""
+    tokens: int | None
+    """Generated, in all."""
+    seconds: float | None
+    """Median per response."""
+    seconds_to_first_token: float | None
+    """Median per response."""
+    tokens_per_second: float | None
+    """Tokens after the first, over the seconds after the first."""
+    proof: Proof
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Everything that a run says about its two arms."""
+
+    pairs: tuple[Pair, ...]
+    questions: int
+    table: Table
+    worst_case: Table
+    """Every error counted against the candidate. Equal to `table` without errors."""
+    without_truncated: Table
+    """Only the pairs that neither arm's budget ended."""
+    truncation: Incidence
+    errors: Incidence
+    arms: Mapping[str, ArmFigures]
+    same_arms: bool
+    """An A/A run: both arms are configured alike."""
+    problems: tuple[str, ...]
+    """Why the pairs are no evidence, one line each. Any makes the verdict INVALID."""
+
+
+def tabulate(pairs: Sequence[Pair], *, worst_case: bool = False) -> Table:
+    """Return the paired table of the pairs. `worst_case` fills every error in against the candidate.
+
+    Pairs are independent if each has a cluster of its own. Equally many samples of each question are allowed for by
+    `rao_scott`. For anything else, such as questions that share a cluster, there is a table but no inference.
+    """
+    outcomes = [pair.worst_outcome if worst_case else pair.outcome for pair in pairs]
+    count = Counter(outcomes)
+    interval, p, test, effect = None, None, None, None
+    if _independent(pairs):
+        lost, gained, effect = count["lost"], count["gained"], 1.0
+        interval = tango_interval(lost=lost, gained=gained, pairs=len(pairs))
+        test = mcnemar(lost=lost, gained=gained)
+        p = test.midp_one_sided
+    elif clustered := _by_question(pairs, outcomes):
+        interval, p, effect = clustered.interval, clustered.p_regression, clustered.design_effect
+    return Table(
+        kept=count["kept"],
+        lost=count["lost"],
+        gained=count["gained"],
+        missed=count["missed"],
+        interval=interval,
+        regression_p=p,
+        test=test,
+        design_effect=effect,
+    )
+
+
+def _independent(pairs: Sequence[Pair]) -> bool:
+    return len({pair.cluster for pair in pairs}) == len(pairs)
+
+
+def _by_question(pairs: Sequence[Pair], outcomes: Sequence[Outcome]) -> Clustered | None:
+    """Return the inference for equally many samples of each question, None where that is not what the pairs are."""
+    samples = Counter(pair.question for pair in pairs)
+    shared = len({pair.cluster for pair in pairs}) < len(samples)
+    if shared or len(set(samples.values())) != 1:
+        return None
+    right = {arm: Counter(dict.fromkeys(samples, 0)) for arm in ARMS}
+    for pair, outcome in zip(pairs, outcomes, strict=True):
+        right["baseline"][pair.question] += outcome in ("kept", "lost")
+        right["candidate"][pair.question] += outcome in ("kept", "gained")
+    return rao_scott(
+        baseline_right=[right["baseline"][question] for question in samples],
+        candidate_right=[right["candidate"][question] for question in samples],
+        samples=max(samples.values()),
+    )
+
+
+def _incidence(pairs: Sequence[Pair], verdict: str) -> Incidence:
+    count = Counter((pair.baseline.verdict == verdict, pair.candidate.verdict == verdict) for pair in pairs)
+    baseline_only, candidate_only = count[True, False], count[False, True]
+    return Incidence(
+        neither=count[False, False],
+        baseline_only=baseline_only,
+        candidate_only=candidate_only,
+        both=count[True, True],
+        test=mcnemar(lost=candidate_only, gained=baseline_only) if _independent(pairs) else None,
+    )
+
+
+def compare(run: Run, grades: Grades) -> Comparison:
+    """Return what the run says about its arms. `grades` holds a grade for each of its responses."""
+    pairs = pair_up(run, grades)
+    arms: dict[str, ArmFigures] = {arm: _figures(run, arm, grades) for arm in ARMS}
+    return Comparison(
+        pairs=pairs,
+        questions=len({pair.question for pair in pairs}),
+        table=tabulate(pairs),
+        worst_case=tabulate(pairs, worst_case=True),
+        without_truncated=tabulate([pair for pair in pairs if not pair.has("truncated")]),
+        truncation=_incidence(pairs, "truncated"),
+        errors=_incidence(pairs, "error"),
+        arms=arms,
+        same_arms=_configuration(run.meta, "baseline") == _configuration(run.meta, "candidate"),
+        problems=tuple(find_problems(run, {arm: arms[arm].proof for arm in ARMS})),
+    )
+
+
+def _configuration(meta: Mapping[str, Any], arm: str) -> dict[str, Any]:
+    return {field: value for field, value in meta["arms"][arm].items() if field != "name"}
+
+
+def _figures(run: Run, arm: str, grades: Grades) -> ArmFigures:
+    responses = by_key(run.responses[arm])
+    counts = Counter(grades[arm][key].verdict for key in responses)
+    served = [response for response in responses.values() if response.error is None]
+    firsts = [r.seconds_to_first_token for r in served if r.seconds_to_first_token is not None]
+    seconds = [response.seconds for response in served if response.seconds is not None]
+    tokens = [response.tokens for response in served if response.tokens is not None]
+    timed = [
+        (response.tokens - 1, response.seconds - response.seconds_to_first_token)
+        for response in served
+        if response.tokens and response.seconds is not None and response.seconds_to_first_token is not None
+    ]
+    after_first = sum(duration for _, duration in timed)
+    configured = run.meta["arms"][arm]
+    # Two arms of different runs, joined by `sides`, may have been served by different attention packages.
+    attention = configured.get("attention") or run.meta.get("attention") or {}
+    return ArmFigures(
+        name=configured["name"],
+        responses=len(responses),
+        right=counts["right"],
+        wrong=counts["wrong"],
+        no_answer=counts["no_answer"],
+        truncated=counts["truncated"],
+        errors=counts["error"],
+        missing=sum(key not in responses for key in planned(run)),
+        tokens=sum(tokens) if tokens else None,
+        seconds=median(seconds) if seconds else None,
+        seconds_to_first_token=median(firsts) if firsts else None,
+        tokens_per_second=sum(count for count, _ in timed) / after_first if after_first > 0 else None,
+        proof=audit(tuple(responses.values()), configured, attention.get("sha256")),
+    )

@@ -1,0 +1,197 @@
+r"""Find the answer that a response declares.
+
+The rules, the same for every task:
+
+* Only the visible text counts: what follows the last `</think>`. Where a `<think>` stays open there is none.
+* An answer is declared by a label (`Answer: B`, "the answer is 12", `#### 12`) or by `\boxed{...}`. The last declared
+  answer wins. Where nothing is declared so, an option or an expression may be the whole response, an option its last
+  line, and a number may stand in the final sentence.
+* A declaration is no answer if it is denied ("the answer is not B"), asked ("is the answer B?") or supposed ("if the
+  answer is B"). Alternatives ("A or B"), an option that does not exist and a retraction ("Answer: B. No, that is
+  wrong.") leave no answer, not even an earlier one: nothing is picked for the model.
+* A fragment is never an answer: not the 2 of `2x`, not the A of "a mixture", not the 12 of `12,34`.
+
+`tests/data/extraction_cases.jsonl` is the table of cases that fixes these rules. Changing a rule changes numbers.
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterator
+from string import ascii_uppercase
+from typing import NamedTuple
+
+from evalsuite.values import UNCLEAR, read_expression, read_letter, read_number, read_sentence_number, read_words
+
+
+class Claim(NamedTuple):
+    """A place where something is declared: `value` is read for the answer, `end` is where the text goes on."""
+
+    start: int
+    end: int
+    value: str
+
+
+_LABELS = (
+    re.compile(
+        r"\b(?:answer|(?:correct|right|best)\s+(?:option|choice|letter))\b"
+        r"(?:\s+(?:option|choice|letter))?(?:\s+(?:to|among|of|for|from|here)\b[^.:?!\n=]{0,60}?)?"
+        r"(?:\s*(?::|=|→|⇒|->)|\s+(?:is|must\s+be|should\s+be|would\s+be|equals)\b(?:\s*:)?)\s*"
+        r"(?:(?:then|therefore|thus|hence|clearly|indeed|simply|just|probably|likely|most\s+likely)\b\s*)?",
+        re.IGNORECASE,
+    ),
+    re.compile(  # a heading above the answer, or "Answer B" on a line of its own
+        r"^[#>\s]*(?:(?:final|correct)\s+)?answer(?:[ \t]*\n\s*|[ \t]+(?=\(?[A-Z]\)?\W*$|[-+−]?[\d.,]+\W*$))",
+        re.IGNORECASE | re.MULTILINE,
+    ),
+    re.compile(r"^####[ \t]*(?=[-+−]?\s*[\d.])", re.MULTILINE),
+)
+_CHOICE = re.compile(r"\bI(?:'d|'ll|\s+would|\s+will)?\s+(?:choose|pick|select|go\s+with)\s+", re.IGNORECASE)
+_CORRECT_OPTION = re.compile(
+    r"(?<![\w'])(?<!statement )(?<!claim )(?<!equation )(?<!step )"
+    r"(?P<value>(?:option\s+|choice\s+)?(?:\(?[A-Z]\)?\s+(?:or|and)\s+)?\(?[A-Z]\)?)\s+(?:is|must\s+be)\s+"
+    r"(?:(?:then|therefore|thus|hence|clearly|indeed)\s+)?"
+    r"(?:the\s+(?:(?:only|best|most)\s+)?(?:(?:correct|right|best)\s+)?(?:answer|option|choice)|correct\b|right\b)"
+    r"(?!\s+(?:only\s+)?(?:if|when|that|about|in)\b)"
+)
+_SUPPOSED = re.compile(
+    r"\b(?:if|is|whether|suppose|supposing|assume|assuming|unless|maybe|perhaps)\s+(?:that\s+)?"
+    r"(?:(?:the|my|our|your)\s+)?(?:(?:final|correct|right|best)\s+)*$",
+    re.IGNORECASE,
+)
+_DENIED = re.compile(r"(?:certainly\s+|definitely\s+)?(?:not|never)\b\s*", re.IGNORECASE)
+_ASKED = re.compile(r"[^.!\n]{0,80}\?")
+_TAKEN_BACK = re.compile(
+    r"[^.!?;\n]{0,40}[.!?;,\s]*(?:(?:wait|no|hmm+|oops|sorry|actually|but)\b[,.! ]*)*"
+    r"(?:(?:that|this|which)(?:'s|\s+is|\s+was)\s+(?:wrong|incorrect|not\s+right|not\s+correct|a\s+mistake|an\s+error)"
+    r"|i\s+(?:made|was)\s+(?:a\s+mistake|an\s+error|wrong|mistaken)|scratch\s+that)",
+    re.IGNORECASE,
+)
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox)\s*\{([^{}]*)\}")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
+_LONE_OPTION = re.compile(r"\W*[A-Za-z]\W*")
+_OPTION_LINE = re.compile(r"\(?[A-Z][).:]\)?\s[^\n]*")
+
+
+def extract(text: str | None, kind: str, options: int | None = None) -> str | None:
+    r"""Return the answer that `text` declares, or None if it declares none.
+
+    `kind` is `mcq` (the answer is one of the first `options` capital letters), `number` (an exact decimal without
+    separators, or a fraction `p/q`), `math` (LaTeX as it stands in the box or after the label) or `text` (words).
+    """
+    visible = visible_text(text)
+    if kind == "mcq":
+        return extract_option(visible, ascii_uppercase[: options or 26])
+    return {"number": extract_number, "math": extract_math, "text": extract_text}[kind](visible)
+
+
+def visible_text(text: str | None) -> str:
+    """Return what follows the last closed reasoning block, or "" where one stays open."""
+    visible = (text or "").rpartition("</think>")[2]
+    return "" if "<think>" in visible else visible.strip()
+
+
+def extract_option(text: str, letters: str) -> str | None:
+    """Return the declared one of `letters`, or None."""
+
+    def read(value: str) -> str | None:
+        return read_letter(value, letters)
+
+    text = _plain(unicodedata.normalize("NFKC", text))
+    claims = _declarations(text)
+    claims += [Claim(found.start(), found.end(), _line(text, found.end())) for found in _CHOICE.finditer(text)]
+    claims += [Claim(found.start(), found.end(), found["value"]) for found in _CORRECT_OPTION.finditer(text)]
+    answer = _last_answer(text, sorted(claims), read)
+    if answer is None and text:
+        *before, last = text.splitlines()
+        if _LONE_OPTION.fullmatch(last) and not (before and _LONE_OPTION.fullmatch(before[-1])):
+            answer = read(last.strip())
+        elif _OPTION_LINE.fullmatch(text):
+            answer = read(text)
+    return answer or None
+
+
+def extract_number(text: str) -> str | None:
+    """Return the declared number, or None.
+
+    Where no label or box declares one, the final sentence may: its only number, or its last one that is neither part of
+    a sum nor a circumstance ("18 are left from 24" says 18). A sentence that asks, doubts or denies says nothing.
+    """
+    text = _plain(text)
+    answer = _last_answer(text, _declarations(text), read_number)
+    if answer is None:
+        sentences = [sentence for sentence in _SENTENCE_END.split(text) if sentence.strip()]
+        answer = read_sentence_number(sentences[-1]) if sentences else None
+    return answer or None
+
+
+def extract_math(text: str) -> str | None:
+    """Return the declared expression as written, or None."""
+    text = _plain(text, unwrap=False)
+    answer = _last_answer(text, _declarations(text), read_expression)
+    if answer is None and "\n" not in text:
+        answer = read_expression(text)
+    return answer or None
+
+
+def extract_text(text: str) -> str | None:
+    """Return the words declared, to the end of their sentence, or None."""
+    text = _plain(text)
+    return _last_answer(text, _declarations(text), read_words) or None
+
+
+def _last_answer(text: str, claims: list[Claim], read: Callable[[str], str | None]) -> str | None:
+    """Return the answer that stands after the last of `claims`, UNCLEAR if none does, None if nothing was declared."""
+    answer: str | None = None
+    for claim in claims:
+        if _SUPPOSED.search(text, max(0, claim.start - 60), claim.start) or _ASKED.match(claim.value):
+            continue
+        if denial := _DENIED.match(claim.value):
+            if answer and read(claim.value[denial.end() :]) == answer:
+                answer = UNCLEAR
+            continue
+        found = read(claim.value)
+        if found is not None:
+            answer = UNCLEAR if _TAKEN_BACK.match(text, claim.end) else found
+    return answer
+
+
+def _declarations(text: str) -> list[Claim]:
+    """Return every boxed value and every labelled one, in order."""
+    claims = list(_boxes(text))
+    for pattern in _LABELS:
+        for label in pattern.finditer(text):
+            boxed = any(box.start <= label.start() < box.end for box in claims) or _BOX.match(text, label.end())
+            if not boxed:
+                claims.append(Claim(label.start(), label.end(), _line(text, label.end())))
+    return sorted(claims)
+
+
+def _line(text: str, start: int) -> str:
+    return text[start:].partition("\n")[0].strip()
+
+
+def _boxes(text: str) -> Iterator[Claim]:
+    """Yield each outermost box whose braces are balanced; of nested boxes the innermost holds the value."""
+    position = 0
+    while opening := _BOX.search(text, position):
+        depth, position = 1, opening.end()
+        while depth and position < len(text):
+            if text[position - 1] != "\\":
+                depth += {"{": 1, "}": -1}.get(text[position], 0)
+            position += 1
+        if depth:  # the text ends inside: a fragment
+            return
+        content = text[opening.end() : position - 1].strip()
+        inner = list(_boxes(content))
+        yield Claim(opening.start(), position, inner[-1].value if inner else content)
+
+
+def _plain(text: str, *, unwrap: bool = True) -> str:
+    r"""Return `text` without Markdown emphasis and math delimiters, and with E for `\text{E}` if `unwrap`."""
+    text = re.sub(r"(?<!\w)\*\*|\*\*(?!\w)|(?<!\w)__|__(?!\w)|`", "", text)
+    text = re.sub(r"(?<![\w*])\*(\S(?:[^*\n]*\S)?)\*(?![\w*])", r"\1", text)
+    text = re.sub(r"\\?\$|(?<!\\)\\[()\[\]]", "", text)
+    while unwrap and text != (unwrapped := _WRAPPER.sub(r"\1", text)):
+        text = unwrapped
+    return text.strip()

@@ -1,0 +1,142 @@
+"""The run directory: written as the run goes, readable at any moment, never rewritten.
+
+    run.json          plan and environment, written first, never changed
+    questions.jsonl   one question a line, no prompts
+    baseline.jsonl    one response a line, appended and fsynced as it arrives
+    candidate.jsonl
+
+A line is complete when it ends in a newline. A crash can leave one unfinished last line; it is cut off before the next
+append, and its question is asked again.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from evalsuite.errors import UserError
+from evalsuite.records import ARMS, SCHEMA, Question, Response, question_from_json, response_from_json, to_json
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run directory's evidence, as read."""
+
+    path: Path
+    meta: Mapping[str, Any]
+    questions: tuple[Question, ...]
+    responses: Mapping[str, tuple[Response, ...]]
+    """`baseline` and `candidate`; an arm that has not been asked yet is empty."""
+
+
+def dump(data: object) -> str:
+    """Return `data` as one line of JSON: keys sorted, NaN refused (ValueError)."""
+    return json.dumps(data, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+
+
+def read_lines(path: Path, build: Callable[[Mapping[str, Any]], T]) -> Iterator[T]:
+    """Yield `build(object)` for each whole line of a JSONL file. Raises UserError naming a line that is foreign."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read ({error}); expected a UTF-8 JSONL file") from error
+    for number, line in enumerate(text.split("\n")[:-1], start=1):
+        try:
+            yield build(json.loads(line))
+        except (ValueError, KeyError, TypeError) as error:
+            what = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
+            raise UserError(
+                f"{path}, line {number}: not a record of evalsuite ({what}); expected one JSON object a line as "
+                "`evalsuite run` writes them"
+            ) from error
+
+
+def load_meta(path: Path) -> dict[str, Any]:
+    """Return run.json of the run directory `path`. Raises UserError where that is no run directory."""
+    file = path / "run.json"
+    try:
+        meta = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path} is no run directory (run.json: {error.strerror}); expected one of `run`") from error
+    except ValueError as error:
+        raise UserError(f"{file} is not JSON ({error}); expected the file that `evalsuite run` wrote") from error
+    if not isinstance(meta, dict) or meta.get("schema") != SCHEMA:
+        found = meta.get("schema") if isinstance(meta, dict) else type(meta).__name__
+        raise UserError(f"{file} has schema {found!r}, expected {SCHEMA}; read it with the evalsuite that wrote it")
+    return meta
+
+
+def load_run(path: Path) -> Run:
+    """Return the run in directory `path`. Raises UserError for a file that is missing, foreign or inconsistent."""
+    meta = load_meta(path)
+    questions = tuple(read_lines(path / "questions.jsonl", question_from_json))
+    known = {question.id for question in questions}
+    responses: dict[str, tuple[Response, ...]] = {}
+    for arm in ARMS:
+        file = path / f"{arm}.jsonl"
+        responses[arm] = tuple(read_lines(file, response_from_json)) if file.exists() else ()
+        seen = set()
+        for response in responses[arm]:
+            key = (response.question, response.sample)
+            if response.question not in known:
+                raise UserError(f"{file}: question {response.question!r} is not in questions.jsonl; files were mixed")
+            if key in seen:
+                raise UserError(f"{file}: question {response.question!r}, sample {response.sample} is answered twice")
+            seen.add(key)
+    return Run(path=path, meta=meta, questions=questions, responses=responses)
+
+
+def write_once(path: Path, text: str) -> None:
+    """Write a file so that it is either absent or whole."""
+    part = path.with_name(path.name + ".part")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.rename(path)
+
+
+def write_questions(path: Path, questions: Iterable[Question]) -> None:
+    """Write questions.jsonl."""
+    write_once(path, "".join(dump(to_json(question)) + "\n" for question in questions))
+
+
+class Journal:
+    """Append responses to one arm's file; what `append` returned from is on the disk."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file for appending and cut off an unfinished last line."""
+        self.path = path
+        self._file = path.open("a+b")
+        self._file.seek(0)
+        whole = self._file.read().rfind(b"\n") + 1
+        self._file.truncate(whole)
+
+    def append(self, response: Response) -> None:
+        """Write one response and wait until the disk has it. Raises UserError when it has no room."""
+        line = (dump(to_json(response)) + "\n").encode()
+        start = self._file.seek(0, os.SEEK_END)
+        try:
+            self._file.write(line)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            self._undo(start)
+            raise UserError(
+                f"{self.path} cannot be written ({error.strerror}); make room on the disk and give the same command "
+                "again: every response before this one is kept"
+            ) from error
+
+    def _undo(self, start: int) -> None:
+        # The buffered writer would try the failed bytes again on close; drop them with the descriptor.
+        raw = os.open(self.path, os.O_WRONLY)
+        os.truncate(raw, start)
+        os.close(raw)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

@@ -1,0 +1,260 @@
+"""Ask both arms the same questions, one request at a time, and keep every response."""
+
+import fcntl
+import hashlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from evalsuite import arms as arms_module
+from evalsuite import environment, journal, progress, prompts, server
+from evalsuite.arms import Arm
+from evalsuite.checkpoint import context_length, digest, find_checkpoint
+from evalsuite.client import Prompt, RequestFailed, Sampling
+from evalsuite.errors import UserError
+from evalsuite.records import ARMS, SCHEMA, Question, Response, response_from_json, to_json
+
+ATTEMPTS = 3
+"""Times a question is asked before an error is recorded in its place."""
+
+_UNPLANNED = ("environment.git_commit", "environment.git_dirty")  # what may differ when a run is resumed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a user asks for on the command line."""
+
+    task: str
+    baseline: str
+    candidate: str
+    model: str | None = None
+    arms_file: Path | None = None
+    limit: int | None = None
+    data: Path | None = None
+    include_path: Path | None = None
+    budget: int | None = None
+    temperature: float = 0.0
+    samples: int = 1
+    seed: int = 0
+    margin: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that decides what will be asked, and of whom."""
+
+    meta: Mapping[str, Any]
+    arms: Mapping[str, Arm]
+    checkpoints: Mapping[str, Path | None]
+    model: str | None
+    questions: Sequence[Question]
+    prompts: Mapping[str, Prompt]
+    sampling: Sampling
+    samples: int
+    seed: int
+
+
+def default_pair() -> tuple[str, str]:
+    """Return the arms that are compared where none is named."""
+    return ("fa2", "hybrid") if environment.nvidia_gpu() else ("cpu", "cpu-hybrid")
+
+
+def prepare(settings: Settings) -> Plan:
+    """Load task, arms and model, and check that every question fits. Nothing is started or written yet."""
+    from evalsuite.tasks import load_task
+
+    _check_sampling(settings)
+    known = arms_module.load_arms(settings.arms_file)
+    arms = {
+        "baseline": arms_module.find_arm(settings.baseline, known),
+        "candidate": arms_module.find_arm(settings.candidate, known),
+    }
+    task = load_task(
+        settings.task,
+        limit=settings.limit,
+        data=settings.data,
+        include_path=settings.include_path,
+        seed=settings.seed,
+    )
+    budget = settings.budget or task.budget
+    all_attached = all(arm.url for arm in arms.values())
+    checkpoints = {
+        side: None if arm.url else find_checkpoint(arm.model or settings.model) for side, arm in arms.items()
+    }
+    folders = [folder for folder in checkpoints.values() if folder]
+    if all_attached and settings.model and Path(settings.model).is_dir():
+        folders = [find_checkpoint(settings.model)]
+    questions, rendered = prompts.render(task.questions, task.messages, folders)
+    for side, arm in arms.items():
+        folder = checkpoints[side]
+        limit = context_length(folder, arm.args) if folder else None
+        if limit is not None:
+            prompts.refuse_too_long(questions, rendered, budget=budget, limit=limit)
+    sampling = Sampling(budget=budget, temperature=settings.temperature, until=task.until)
+    meta = {
+        "schema": SCHEMA,
+        "task": {
+            "name": task.name,
+            "version": task.version,
+            "gated": task.gated,
+            "seed": settings.seed,
+            "limit": settings.limit,
+            "include_path": None if settings.include_path is None else str(settings.include_path.resolve()),
+            "data": None if settings.data is None else str(settings.data.resolve()),
+            "data_sha256": None if settings.data is None else hashlib.sha256(settings.data.read_bytes()).hexdigest(),
+        },
+        "questions_sha256": _hash([to_json(question) for question in questions]),
+        "sampling": {
+            "budget": budget,
+            "temperature": settings.temperature,
+            "samples": settings.samples,
+            "seed": settings.seed,
+            "until": list(task.until),
+        },
+        "margin": settings.margin,
+        "arms": {side: _arm_meta(arm, checkpoints[side], settings.model) for side, arm in arms.items()},
+        "attention": environment.attention_package(),
+        "environment": environment.describe(),
+    }
+    return Plan(
+        meta=meta,
+        arms=arms,
+        checkpoints=checkpoints,
+        model=settings.model,
+        questions=questions,
+        prompts=rendered,
+        sampling=sampling,
+        samples=settings.samples,
+        seed=settings.seed,
+    )
+
+
+def _check_sampling(settings: Settings) -> None:
+    if settings.samples > 1 and settings.temperature == 0:
+        raise UserError(
+            f"{settings.samples} samples at temperature 0 are the same response {settings.samples} times; give "
+            "--temperature above 0, or one sample"
+        )
+
+
+def _arm_meta(arm: Arm, folder: Path | None, model: str | None) -> dict[str, Any]:
+    sha256 = None if folder is None else digest(folder)
+    return {**arms_module.to_json(arm, model_sha256=sha256), "model": str(folder) if folder else arm.model or model}
+
+
+def _hash(data: object) -> str:
+    return hashlib.sha256(journal.dump(data).encode()).hexdigest()
+
+
+def default_folder(plan: Plan) -> Path:
+    """Return runs/TASK-HASH: the same command finds the same run again."""
+    planned = {key: value for key, value in plan.meta.items() if key != "environment"}
+    name = str(plan.meta["task"]["name"]).replace(":", "-").replace("/", "-")
+    return Path("runs") / f"{name}-{_hash(planned)[:10]}"
+
+
+@contextmanager
+def open_run(plan: Plan, folder: Path) -> Iterator[None]:
+    """Create the run directory or check that it is this plan's, and hold it for this process alone."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "run.json").exists():
+            if any(folder.iterdir()):
+                raise UserError(f"{folder} holds other files and no run.json; name a new or empty directory")
+            journal.write_once(folder / "run.json", journal.dump(plan.meta) + "\n")
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written ({error.strerror}); name another with --run") from error
+    with (folder / "run.json").open("rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"{folder} is being written by another evalsuite; wait for it, or name another") from error
+        differing = list(_differences(journal.load_meta(folder), plan.meta))
+        if differing:
+            field, old, new = differing[0]
+            raise UserError(
+                f"{folder} belongs to another plan: {field} is {old!r} there and {new!r} now ({len(differing)} "
+                "field(s) differ); name another directory with --run"
+            )
+        if not (folder / "questions.jsonl").exists():
+            journal.write_questions(folder / "questions.jsonl", plan.questions)
+        yield
+
+
+def _differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in sorted({*old, *new}):
+            yield from _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+    elif old != new and path not in _UNPLANNED:
+        yield path, old, new
+
+
+def run(plan: Plan, folder: Path) -> None:
+    """Ask each arm every question that its journal lacks."""
+    with open_run(plan, folder):
+        answered = {side: _answered(folder / f"{side}.jsonl") for side in ARMS}
+        session = 1 + max((r.session for done in answered.values() for r in done), default=0)
+        for side in ARMS:
+            keys = {(response.question, response.sample) for response in answered[side]}
+            open_questions = [
+                (question, sample)
+                for question in plan.questions
+                for sample in range(plan.samples)
+                if (question.id, sample) not in keys
+            ]
+            if open_questions:
+                ask_arm(plan, folder, side, open_questions, session=session)
+
+
+def _answered(path: Path) -> list[Response]:
+    return list(journal.read_lines(path, response_from_json)) if path.exists() else []
+
+
+def ask_arm(plan: Plan, folder: Path, side: str, todo: Sequence[tuple[Question, int]], *, session: int) -> None:
+    """Serve one arm and ask it each (question, sample) of `todo` in order."""
+    arm, log = plan.arms[side], folder / f"{side}.log"
+    total = len(plan.questions) * plan.samples
+    out = journal.Journal(folder / f"{side}.jsonl")
+    try:
+        with (
+            server.serve(arm, plan.checkpoints[side], log, progress.announce, plan.model) as serving,
+            progress.asking(f"{side} ({arm.name})", total=total, done=total - len(todo)) as step,
+        ):
+            for question, sample in todo:
+                out.append(ask_once(plan, serving, question, sample, session=session))
+                step()
+    finally:
+        out.close()
+
+
+def seed_of(seed: int, question: str, sample: int) -> int:
+    """Return the sampling seed of one response: the same in both arms, another for each sample."""
+    text = f"{seed}:{question}:{sample}".encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:4], "big") >> 1
+
+
+def ask_once(
+    plan: Plan, serving: server.Server | server.Attached, question: Question, sample: int, *, session: int
+) -> Response:
+    """Return the response to one question, or the error that stood after `ATTEMPTS` tries, each on a fresh server."""
+    seed = seed_of(plan.seed, question.id, sample)
+    fixed: dict[str, Any] = {"question": question.id, "sample": sample, "seed": seed, "session": session}
+    error = ""
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            progress.say(f"{serving.arm.name}: {question.id} failed ({error[:200]}); asking again on a fresh server")
+            serving.restart()
+        try:
+            told = serving.endpoint.ask(plan.prompts[question.id], plan.sampling, seed=seed)
+            return Response(**fixed, **told, receipt=serving.take_receipt())
+        except RequestFailed as failure:
+            error = str(failure)
+            if failure.final:
+                break
+            time.sleep(0.2)
+    progress.say(f"{serving.arm.name}: {question.id} is recorded as an error ({error[:200]})")
+    unknown: dict[str, Any] = {f.name: None for f in fields(Response) if f.name not in (*fixed, "error")}
+    return Response(**fixed, **unknown, error=error)

@@ -1,0 +1,253 @@
+r"""Read one declared value, and tell whether two values are the same.
+
+Each reader gets the text that follows a label or stands in a box. It returns the value, or None where the text is no
+value at all ("the answer is simple"), or UNCLEAR where it is one that does not name a single answer ("12 or 15").
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import NamedTuple
+
+UNCLEAR = ""
+
+# --- options ---
+
+_OPENING = r"[\s(\[{\"'“:]*"
+_LETTER = re.compile(rf"{_OPENING}(?:(?:option|choice|letter|answer)\b{_OPENING})?([A-Za-z])(?![A-Za-z0-9])", re.I)
+_AFTER_LETTER = re.compile(r"$|\s|[)\]}]|[.,;:!?\"'”](?!\w)")
+_NO_OPTION = re.compile(r"(?:either|neither|both|none|all|cannot|can't|unknown|unclear|undetermined)\b", re.I)
+_REJECTED = re.compile(r"[)\].\s]*\s(?:is|was)(?:n't\b|\s+(?:not|wrong|incorrect|false|excluded|ruled out|a distractor)\b)")
+_CONNECTED = re.compile(r"\s+(?:because|since|as|for|due|by|is|and|or|which|with|but|from|in|given|where|when|so)\b")
+_ANOTHER_LETTER = re.compile(
+    r"[)\].}\"']*\s*(?P<joint>,?\s*(?:and/or|or|and|&|/)|,)\s*(?:option\s+|choice\s+)?[(\[]?"
+    r"(?P<letter>[A-Z])(?![A-Za-z0-9'])(?P<end>[)\]]?\s*(?:$|[.,;]|or\b|and\b))?"
+)
+
+
+def read_letter(value: str, letters: str) -> str | None:
+    """Return the letter with which `value` begins if it is one of `letters`; UNCLEAR for a capital that is not."""
+    start = _LETTER.match(value)
+    if not start:
+        return UNCLEAR if _NO_OPTION.match(value) else None
+    letter, rest = start[1], value[start.end() :]
+    word_follows = re.match(r"\s+\w", rest)
+    if word_follows and (letter.islower() or (letter in "AI" and not _CONNECTED.match(rest))):
+        return None  # an article or a pronoun
+    if another := _ANOTHER_LETTER.match(rest):
+        article = another["letter"] in "AI" and re.match(r"\s+[a-z]", rest[another.end("letter") :])
+        if not article and (another["joint"] != "," or another["end"] is not None):
+            return UNCLEAR
+    if not _AFTER_LETTER.match(rest) or _REJECTED.match(rest):
+        return None
+    if letter.upper() in letters:
+        return letter.upper()
+    return UNCLEAR if letter.isupper() else None
+
+
+# --- numbers ---
+
+_UNIT = re.compile(
+    r"(?:k?g|mg|lbs?|oz|[kcm]?m|mi|ft|in|yd|m?s|secs?|mins?|h|hrs?|[mM]?[lL]|mph|am|pm|k?W|V|°?[CF]|USD|EUR|c)"
+    r"(?![A-Za-z0-9])|\^\{?\\circ"
+)
+_NUMBER = re.compile(
+    r"(?<![\w.])(?P<sign>(?<![\w)\]}%])[-+])?(?:(?P<whole>\d+)\s+(?=\d+\s?/))?(?P<body>\d(?:[\d,.]*\d)?|\.\d+)"
+    r"(?:e(?P<power>[-+]?\d+)|\s?/\s?(?P<below>\d+)(?![\d.,]*\d))?"
+)
+_WELL_FORMED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d*\.?\d+")
+_COUNTING = re.compile(r"(?:st|nd|rd|th)\b|-[A-Za-z]")
+_FRAGMENT = re.compile(r"[A-Za-z_^²³({\\]|:\d|/\s?\d")
+_OPERATOR_BEFORE = re.compile(r"(?:[+*/×÷^(]|[\d)]\s*[-x]|\b(?:plus|minus|times|by))\s*$")
+_OPERATOR_AFTER = re.compile(r"%?\s*\)?\s*(?:[+*/×÷^=](?!\s*[A-Za-z]{3})|-\s*[\d(]|x\s*\d|(?:plus|minus|times|divided)\b)")
+_LEAD = re.compile(
+    r"(?:(?:about|approximately|around|exactly|roughly|only|a total of|USD|Rs\.?)\s+|[~≈=\s]|[A-Za-z]{1,2}\s*=\s*)*$"
+)
+_CIRCUMSTANCE = re.compile(
+    r"\b(?:in|from|per|every|each|after|than|out of|during|within|(?<!total )of)\s+(?:the\s+|only\s+|all\s+)*$", re.I
+)
+_PRICE_OR_COUNT = re.compile(r"\b(?:for|at|by|with|on)\s+(?:the\s+|only\s+|all\s+)*$", re.I)
+_JOINT = re.compile(r"%?\s*(?:,|,?\s*or|,?\s*and|to|through|-|&|/)\s*(?:[A-Za-z]{1,2}\s*=\s*)?$")
+_DOUBT = re.compile(
+    r"\?|\b(?:not|cannot|never|maybe|perhaps|might|guess|unsure|either|between|considered|suppose)\b|n't\b", re.I
+)
+
+
+class _Number(NamedTuple):
+    start: int
+    end: int
+    text: str
+    """Canonical, or UNCLEAR for a fragment."""
+    operand: bool
+
+
+def read_number(value: str) -> str | None:
+    """Return the number that `value` begins with, or else the one its first sentence gives."""
+    value = _tidy(value)
+    numbers = list(_numbers(value))
+    if not numbers:
+        return None
+    first, *others = numbers
+    if _LEAD.match(value[: first.start]) and not first.operand:
+        joined = bool(others) and _JOINT.fullmatch(value[first.end : others[0].start])
+        return UNCLEAR if joined else first.text
+    return read_sentence_number(re.split(r"(?<=[.!?])\s", value)[0])
+
+
+def read_sentence_number(sentence: str) -> str | None:
+    """Return the number that `sentence` arrives at: the last after `=`, or else its last that is no circumstance."""
+    sentence = _tidy(sentence)
+    if _DOUBT.search(sentence):
+        return UNCLEAR
+    numbers = list(_numbers(sentence))
+    results = [n for n in numbers if not n.operand]
+    if not results:
+        return UNCLEAR if numbers else None
+    if len(results) == 1:
+        return results[0].text
+    equal = [n for n in results if re.search(r"[=≈]\s*$", sentence[: n.start])]
+    main = equal or [n for n in results if not _CIRCUMSTANCE.search(sentence[: n.start])]
+    if not main:
+        return UNCLEAR
+    chosen = main[-1]
+    before = [n for n in numbers if n.end <= chosen.start]
+    if before and _JOINT.fullmatch(sentence[before[-1].end : chosen.start]):
+        return UNCLEAR
+    return UNCLEAR if not equal and _PRICE_OR_COUNT.search(sentence[: chosen.start]) else chosen.text
+
+
+def _tidy(text: str) -> str:
+    """Return `text` with one spelling for minus, digit groups, fractions, products and powers of ten."""
+    text = re.sub("[−‐‑–－]", "-", text.replace("{,}", ",").replace(r"\%", "%"))
+    text = re.sub(r"(?<=\d)(?:\\[,!]|[\u2009\u202f\u00a0])(?=\d{3})", "", text)
+    text = re.sub(r"\\[,;!: ]|[$€£¥~]", " ", text)
+    text = re.sub(r"\\[dt]?frac\s*\{(\d+)\}\s*\{(\d+)\}", r" \1/\2", text)
+    text = re.sub(r"\\[dt]?frac\s*(\d)\s*(\d)", r" \1/\2", text)
+    text = re.sub(r"\\times|\\cdot", "×", text)
+    text = re.sub(r"(?<=\d)\s*(?:[×*]|\bx\b)\s*10\s*(?:\^|\*\*)\s*\{?(-?\d+)\}?", r"e\1", text)
+    for word, power in (("thousand", 3), ("million", 6), ("billion", 9), ("trillion", 12)):
+        text = re.sub(rf"(?<=\d)\s+{word}\b", f"e{power}", text, flags=re.I)
+    return text
+
+
+def _numbers(text: str) -> Iterator[_Number]:
+    for found in _NUMBER.finditer(text):
+        before, after = text[: found.start()], text[found.end() :]
+        if _COUNTING.match(after):  # 5th, 5-year
+            continue
+        body = found["body"]
+        whole = bool(_WELL_FORMED.fullmatch(body)) and not before.endswith(("{", "\\sqrt"))
+        if _FRAGMENT.match(after) and not _UNIT.match(after):
+            whole = False
+        canonical = UNCLEAR
+        if whole and int(found["below"] or 1) and abs(int(found["power"] or 0)) <= 30:
+            number = Fraction(body.replace(",", "")) / int(found["below"] or 1) + int(found["whole"] or 0)
+            number *= Fraction(10) ** int(found["power"] or 0)
+            canonical = number_text(-number if found["sign"] == "-" else number)
+        operand = bool(_OPERATOR_BEFORE.search(before) or _OPERATOR_AFTER.match(after))
+        yield _Number(found.start(), found.end(), canonical, operand)
+
+
+def number_text(number: Fraction) -> str:
+    """Return `number` as an exact decimal if it has at most 30 places, else as `p/q`."""
+    for places in range(31):
+        scaled = number * 10**places
+        if scaled.denominator == 1:
+            digits = str(abs(scaled.numerator)).rjust(places + 1, "0")
+            point = len(digits) - places
+            return "-" * (number < 0) + digits[:point] + ("." + digits[point:] if places else "")
+    return f"{number.numerator}/{number.denominator}"
+
+
+def same_number(answer: str, target: str) -> bool:
+    """Tell whether both are the same number. Raises ValueError for a target that is none."""
+    expected = read_number(target.replace("$", ""))
+    if not expected:
+        raise ValueError(f"target {target!r} is not a number")
+    return Fraction(answer) == Fraction(expected)
+
+
+# --- expressions ---
+
+_PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+_ALTERNATIVES = re.compile(r"(?<![A-Za-z\\])(?:or|either)(?![A-Za-z])")
+_FUNCTIONS = {"sin", "cos", "tan", "log", "ln", "exp", "sqrt", "pi", "mod", "gcd", "lcm", "max", "min", "and", "or"}
+_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox)\s*\{([^{}]*)\}")
+
+
+def read_expression(value: str) -> str | None:
+    r"""Return `value` as written, without what ends its sentence; None if it is prose.
+
+    More than one word outside `\text{...}` makes it prose. Intervals and tuples are one value; "2 or 3" is UNCLEAR.
+    """
+    value = re.sub(r"\.(?:\s.*)?$", "", value.strip(), flags=re.S).strip(" ,;:!")
+    if _ALTERNATIVES.search(value):
+        return UNCLEAR
+    words = [word for word in _PROSE.findall(_TEXT.sub("", value)) if word not in _FUNCTIONS]
+    return None if len(words) > 1 else value or None
+
+
+def same_expression(answer: str, target: str) -> bool:
+    r"""Tell whether both are the same expression in another spelling.
+
+    Spelling is: spaces, `\left`, `\right`, `\dfrac` and `\tfrac`, `\frac12`, `a/b`, braces around one sign, `\text`, a unit
+    or degree or percent sign or currency sign at the end, thousands separators, `x =` or `x \in` in front, and for numbers
+    their value (0.5, 1/2, \frac{1}{2}). Nothing is computed: 2\sqrt{2} and \sqrt{8} differ.
+    """
+    return _canonical(answer) == _canonical(target)
+
+
+def _canonical(expression: str) -> str:
+    text = re.sub("[−‐‑–]", "-", expression.strip().strip("$").rstrip(".")).replace(r"\$", "").replace("$", "")
+    text = re.sub(r"\\(?:left|right|displaystyle|limits)(?![A-Za-z])|\\[,!;: ]|~|\{,\}(?=\d{3})", "", text)
+    text = re.sub(r"\\(?:d|t|c)frac(?![A-Za-z])", r"\\frac", text)
+    text = re.sub(r"\^\{?\\circ\}?|\\(?:degree|%)|%|°", "", text)
+    text = re.sub(r"(?<=[\w})])\s*\\(?:text|mathrm|mbox)\s*\{\s*[^{}\d]*\}(?:\^\{?\d\}?)?$", "", text)  # a unit
+    plain_text = _TEXT.fullmatch(text.strip())
+    if plain_text or re.fullmatch(r"\(?[A-Za-z][A-Za-z -]*\)?", text.strip()):
+        return (plain_text[1] if plain_text else text).strip().strip("()").casefold()
+    text = _TEXT.sub(r"\1", text)
+    text = re.sub(r"\s+", "", text)
+    text = re.sub(r"^[A-Za-z](?:\([A-Za-z]\))?(?:=|\\in(?![A-Za-z]))", "", text)
+    text = re.sub(r"(?<![\d(\[,])(\d{1,3}(?:,\d{3})+)(?![\d,])|^(\d{1,3}(?:,\d{3})+)$", lambda m: m[0].replace(",", ""), text)
+    text = re.sub(r"\\frac(\d)(\d)", r"\\frac{\1}{\2}", text)
+    text = re.sub(r"\\frac(\d)\{", r"\\frac{\1}{", text)
+    text = re.sub(r"\\sqrt(\w)", r"\\sqrt{\1}", text)
+    text = re.sub(r"(?<![\w.)}])(\d+)/(\d+)(?![\w.({])", r"\\frac{\1}{\2}", text)
+    text = re.sub(r"([_^])\{(\w)\}", r"\1\2", text)
+    text = text.replace(r"\cdot", r"\times").replace(r"\leq", r"\le").replace(r"\geq", r"\ge").replace(r"\neq", r"\ne")
+    return _PLAIN_VALUE.sub(_value, text)
+
+
+_PLAIN_VALUE = re.compile(r"-?\\frac\{(-?\d+)\}\{(\d+)\}|(?<![\w.])-?(?:\d+\.\d*|\.\d+|\d+)(?![\w.])")
+
+
+def _value(found: re.Match[str]) -> str:
+    """Return a number or a fraction of whole numbers by its value, so that 0.5 and 1/2 read alike."""
+    if found[1] is None:
+        return str(Fraction(found[0].rstrip(".") or "0"))
+    if int(found[2]) == 0:
+        return found[0]
+    return str(Fraction(int(found[1]), int(found[2])) * (-1 if found[0].startswith("-") else 1))
+
+
+# --- words ---
+
+
+def read_words(value: str) -> str | None:
+    """Return `value` to the end of its sentence; UNCLEAR if it offers alternatives."""
+    words = re.split(r"(?<!\bSt)(?<!\bMt)(?<!\bFt)[.!?;](?:\s|$)", value.strip(), maxsplit=1)[0].strip(" \"'“”.,:()[]")
+    if re.search(r"\bor\b|\beither\b|\s/\s", words, re.I):
+        return UNCLEAR
+    return words or None
+
+
+def same_words(answer: str, target: str) -> bool:
+    """Tell whether both are the same words, whatever their case, accents and punctuation."""
+    return _folded(answer) == _folded(target)
+
+
+def _folded(words: str) -> str:
+    plain = "".join(c for c in unicodedata.normalize("NFKD", words.casefold()) if not unicodedata.combining(c))
+    return " ".join(re.findall(r"\w+", plain.replace("'", "").replace("’", "")))
