@@ -19,9 +19,9 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
-from evalsuite_attention import receipt
-from evalsuite_attention.plugin import BACKEND_VARIABLE, read_segments
-from evalsuite_attention.reference import merge, segment_attention
+from . import receipt
+from .plugin import BACKEND_VARIABLE, read_segments
+from .reference import merge, segment_attention
 
 DEFAULT_SEGMENTS = 8
 
@@ -54,8 +54,6 @@ class HybridImpl(CPUAttentionBackendImpl):
     the same. Layers that split-KV does not cover always go to the parent and are not counted.
     """
 
-    ledger: receipt.Ledger | None = None  # one for all layers of the process, opened by the first that needs it
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         config = get_current_vllm_config()
@@ -69,13 +67,12 @@ class HybridImpl(CPUAttentionBackendImpl):
             and config.speculative_config is None
         )
         if self.uses_split_kv:
-            if HybridImpl.ledger is None:
-                HybridImpl.ledger = receipt.open_ledger(
-                    segments=read_segments() or DEFAULT_SEGMENTS,
-                    max_seq_len=config.model_config.max_model_len,
-                    device="cpu",
-                )
-            HybridImpl.ledger.layers += 1
+            self.ledger = receipt.open_ledger(
+                segments=read_segments() or DEFAULT_SEGMENTS,
+                max_seq_len=config.model_config.max_model_len,
+                device="cpu",
+            )
+            self.ledger.layers = 1
 
     def forward(
         self,
@@ -90,24 +87,15 @@ class HybridImpl(CPUAttentionBackendImpl):
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
         """Write attention into `output` [tokens, q_heads, head_size] and return it; see the parent for the rest."""
-        ledger = self.ledger
-        if not self.uses_split_kv or attn_metadata is None:  # None: vLLM measures memory
-            served_by = None
-        elif attn_metadata.num_actual_tokens != 1 or attn_metadata.query_start_loc.shape[0] != 2:
-            served_by = receipt.OTHER
-        elif not attn_metadata.causal or output_scale is not None or output_block_scale is not None:
-            served_by = receipt.FALLBACK
-        else:
-            served_by = receipt.SPLIT_KV
-
+        served_by = self._choose(attn_metadata, output_scale, output_block_scale)
         if served_by is not None:
-            ledger.counts[served_by] += 1
+            self.ledger.counts[served_by] += 1
         if served_by != receipt.SPLIT_KV:
             return super().forward(
                 layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale
             )
         seq_len = int(attn_metadata.seq_lens[0])
-        ledger.positions[seq_len] += 1
+        self.ledger.positions[seq_len] += 1
         pages = -(-seq_len // kv_cache.shape[2])
         partial, lse = segment_attention(
             query[0],
@@ -115,11 +103,21 @@ class HybridImpl(CPUAttentionBackendImpl):
             torch.arange(pages),
             seq_len,
             scale=self.scale,
-            segments=ledger.segments,
+            segments=self.ledger.segments,
             dtype=torch.float32,
         )
         output[0].copy_(merge(partial, lse))
         return output
+
+    def _choose(self, metadata: CPUAttentionMetadata | None, *output_scales: Tensor | None) -> int | None:
+        """Return who serves this call, an index into `Ledger.counts`; None if the parent does and it does not count."""
+        if not self.uses_split_kv or metadata is None:  # None while vLLM measures its memory
+            return None
+        if metadata.num_actual_tokens != 1 or metadata.query_start_loc.shape[0] != 2:  # the starts, and the end
+            return receipt.OTHER
+        if not metadata.causal or any(scale is not None for scale in output_scales):
+            return receipt.FALLBACK
+        return receipt.SPLIT_KV
 
 
 def read_pages(kv_cache: Tensor, page_table: Tensor, isa: str) -> tuple[Tensor, Tensor]:

@@ -12,13 +12,13 @@ from functools import cache
 import torch
 import triton
 import triton.language as tl
+from evalsuite_attention.segments import Plan
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from evalsuite_attention.segments import Plan
-
 # Triton's CPU interpreter, for tests: it keeps bfloat16 as raw bits, which it can convert but not multiply
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+MAX_GROUP = 16  # query heads per KV head: rows of one product of the tensor cores
 MERGE_BLOCK = 8192  # elements of the partials that one program of the merge holds
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -45,7 +45,7 @@ def decode_segment_kernel(
     GROUP: tl.constexpr,  # query heads per KV head, at most BLOCK_GROUP
     HEAD_SIZE: tl.constexpr,
     PAGE_SIZE: tl.constexpr,  # KV positions per page, a multiple of 16
-    BLOCK_GROUP: tl.constexpr,  # rows of the tensor cores' products: 16
+    BLOCK_GROUP: tl.constexpr,  # MAX_GROUP
     BLOCK_HEAD: tl.constexpr,  # HEAD_SIZE, up to a power of two
     TILE: tl.constexpr,  # KV positions per load, a power of two from 16
     STAGES: tl.constexpr,  # depth of the software pipeline
@@ -105,17 +105,19 @@ def decode_segment_kernel(
     b_max = tl.full((BLOCK_GROUP,), -float("inf"), tl.float32)  # of the scores so far, in base 2
     b_sum = tl.zeros((BLOCK_GROUP,), tl.float32)
     b_out = tl.zeros((BLOCK_GROUP, BLOCK_HEAD), tl.float32)
-    # The pages of a tile are loaded one iteration early: a load whose address comes from a load of the same iteration
-    # would take a stage of the pipeline, and keys and values would be fetched one tile ahead whatever STAGES says.
-    # [TILE]
-    b_page = tl.load(table_ptr + tl.minimum(first_tile * TILE + o_tile, last) // PAGE_SIZE)
+    # The page is loaded one iteration early: a load whose address comes from a load of the same iteration would take a
+    # stage of the pipeline, and keys and values would be fetched one tile ahead whatever STAGES says.
+    # [] if no tile straddles two pages, else [TILE]
+    o_ahead = first_tile * TILE + (0 if PAGE_SIZE % TILE == 0 else o_tile)
+    b_page = tl.load(table_ptr + tl.minimum(o_ahead, last) // PAGE_SIZE)
     for i_tile in tl.range(first_tile, end_tile, num_stages=STAGES):
-        o_position = i_tile * TILE + o_tile
-        o_read = tl.minimum(o_position, last)
+        o_start = i_tile * TILE
+        o_read = tl.minimum(o_tile, last - o_start)
+        o_slot = (o_start % PAGE_SIZE + o_read) if PAGE_SIZE % TILE == 0 else (o_start + o_read) % PAGE_SIZE
+        o_slot = o_slot.to(tl.int64)
         o_page = b_page.to(tl.int64)
-        o_slot = (o_read % PAGE_SIZE).to(tl.int64)
-        # [TILE]
-        b_page = tl.load(table_ptr + tl.minimum(o_position + TILE, last) // PAGE_SIZE)
+        o_ahead += TILE
+        b_page = tl.load(table_ptr + tl.minimum(o_ahead, last) // PAGE_SIZE)
         o_key = o_page * stride_key_page + o_slot * stride_key_slot
         o_value = o_page * stride_value_page + o_slot * stride_value_slot
         # [TILE, BLOCK_HEAD]
@@ -129,7 +131,7 @@ def decode_segment_kernel(
 
         # [BLOCK_GROUP, TILE], scaled in float32: rounding a scaled query would cost accuracy
         b_score = tl.dot(b_query, tl.trans(b_key)) * (scale * LOG2_E)
-        b_score = tl.where((o_position < seq_len)[None, :], b_score, -float("inf"))
+        b_score = tl.where((o_start + o_tile < seq_len)[None, :], b_score, -float("inf"))
         b_new_max = tl.maximum(b_max, tl.max(b_score, 1))  # finite: every tile here holds a position
         b_weight = tl.exp2(b_score - b_new_max[:, None])
         b_shrink = tl.exp2(b_max - b_new_max)
@@ -168,10 +170,10 @@ def merge_kernel(
 ):
     """Merge the partials of one query head, and count the launch.
 
-    Grid: (q_heads, ceil(HEAD_SIZE / BLOCK_HEAD)). Program (h, b) writes the b-th block of query head h's output: the sum
-    of its partials weighted by exp(lse) / Σ exp(lse), as `reference.merge` says. Segments without positions are not
-    read. Program (0, 0) adds one to the count and one to the position log at seq_len. Both live in memory that outlasts
-    the launch, so replays of a captured graph count like launches.
+    Grid: (q_heads, ceil(HEAD_SIZE / BLOCK_HEAD)). Program (h, b) writes the b-th block of query head h's output: the
+    sum of its partials weighted by exp(lse) / Σ exp(lse), as `reference.merge` says. Segments without positions are
+    not read. Program (0, 0) adds one to the count and one to the position log at seq_len. Both live in memory that
+    outlasts the launch, so replays of a captured graph count like launches.
     """
     i_head = tl.program_id(0)
     i_block = tl.program_id(1)
@@ -259,7 +261,7 @@ def split_kv_decode(
         GROUP=group,
         HEAD_SIZE=head_size,
         PAGE_SIZE=page_size,
-        BLOCK_GROUP=16,
+        BLOCK_GROUP=MAX_GROUP,
         BLOCK_HEAD=triton.next_power_of_2(head_size),
         TILE=plan.tile,
         STAGES=plan.stages,

@@ -40,7 +40,7 @@ class Ledger:
 
     def read(self) -> tuple[list[int], Tensor]:
         """Return the counts and the position log on the CPU, once everything launched so far has run."""
-        return self.counts.tolist(), self.positions.cpu()
+        return self.counts.tolist(), self.positions.to("cpu", copy=True)  # not the tensor that `reset` clears
 
     def reset(self) -> None:
         """Set every count to zero, in place."""
@@ -114,7 +114,8 @@ class ReceiptExtension:
 
         Read from the layers' own implementation objects, not from the configuration that asked for them:
         "backends" and "backend_names" count layers per implementation class and per backend name;
-        "flash_attn_version" is null unless all layers that have one agree.
+        "flash_attn_version" is null unless all layers that have one agree. "max_num_batched_tokens" is the longest chunk
+        of a prompt that one step prefills.
         """
         import vllm
 
@@ -129,6 +130,7 @@ class ReceiptExtension:
             "backend_names": dict(names),
             "flash_attn_version": versions.pop() if len(versions) == 1 else None,
             "cudagraph_mode": getattr(config.cudagraph_mode, "name", None),
+            "max_num_batched_tokens": self.vllm_config.scheduler_config.max_num_batched_tokens,
             "digest": package_digest(_FILES),
             "files": _FILES,
             "segments": segments.pop() if len(segments) == 1 else None,

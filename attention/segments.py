@@ -19,20 +19,18 @@ class Plan:
     warps: int  # warps per program
 
 
-# head size -> (programs per SM, tile, stages, warps): the fastest over 4K to 128K on an H200, results/README.md.
-# Programs per SM are what the shared memory that `stages` takes lets run at once, so the grid is one full wave.
+# head size -> (programs per SM, tile, stages, warps): measured on an H200 over 4K, 32K and 128K, see results/README.md;
+# 96 takes what its padded size has. All these programs fit on an SM at once, so the grid is one full wave.
 _MEASURED = {
-    64: (4, 64, 4, 4),
-    96: (3, 32, 4, 4),
-    128: (3, 64, 3, 4),
-    256: (3, 32, 3, 4),
+    64: (3, 32, 5, 1),
+    96: (4, 32, 4, 4),
+    128: (4, 32, 4, 2),
+    256: (4, 16, 3, 1),
 }
 HEAD_SIZES = tuple(_MEASURED)
 
 
-def plan_decode(
-    *, sm_count: int, kv_heads: int, head_size: int, max_seq_len: int, segments: int | None = None
-) -> Plan:
+def plan_decode(*, sm_count: int, kv_heads: int, head_size: int, max_seq_len: int, segments: int | None = None) -> Plan:
     """Return the plan for a layer of `kv_heads` KV heads on a GPU of `sm_count` multiprocessors.
 
     A program serves one KV head and one segment. There are as many segments as keep every multiprocessor busy with

@@ -118,7 +118,9 @@ def _arm_from_table(where: str, name: str, table: Any, arms: Mapping[str, Arm]) 
         raise UserError(f"{where}: kernel is {table['kernel']!r}; expected 'stock' or 'split_kv'")
     base = Arm(name=name)
     if "like" in table:
-        base = find_arm(table["like"], arms)
+        if table["like"] not in arms:
+            raise UserError(f"{where}: like is {table['like']!r}; expected a preset or an arm further up in the file")
+        base = arms[table["like"]]
     changes = {key: table[key] for key in ("model", "backend", "flash_attn_version", "kernel") if key in table}
     return replace(base, name=name, about="", args=(*base.args, *args), env={**base.env, **env}, **changes)
 
@@ -126,8 +128,13 @@ def _arm_from_table(where: str, name: str, table: Any, arms: Mapping[str, Arm]) 
 def find_arm(name: str, arms: Mapping[str, Arm]) -> Arm:
     """Return the arm called `name`, or one that attaches to it where `name` is a URL."""
     if "://" in name:
-        parts = urlsplit(name)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+        try:
+            parts = urlsplit(name)
+            fits = parts.scheme in ("http", "https") and parts.hostname and not parts.query and not parts.username
+            fits = fits and parts.port != 0
+        except ValueError:  # a port that is no number, an IPv6 address without its end
+            fits = False
+        if not fits:
             raise UserError(f"{name} is no server address; expected http://HOST:PORT (no user, no query)")
         return Arm(name=f"{parts.netloc}", url=name.rstrip("/").removesuffix("/v1"), kernel=None)
     if name not in arms:

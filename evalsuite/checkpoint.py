@@ -4,7 +4,6 @@ import hashlib
 import importlib.util
 import json
 import os
-import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -44,22 +43,23 @@ def default_checkpoint() -> Path:
     logging.disable_progress_bar()
     spec = importlib.util.find_spec(_PACKAGE)
     source = str(Path(spec.origin or "").parent) if spec else ""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f"{DEFAULT_NAME}-", dir=folder.parent))
     try:
-        config = GgufConfig(dequantize=True)
-        model = AutoModelForCausalLM.from_pretrained(
-            source, gguf_file=_GGUF, quantization_config=config, dtype=torch.bfloat16
-        )
-        model.save_pretrained(part)
-        AutoTokenizer.from_pretrained(source, gguf_file=_GGUF).save_pretrained(part)
-        part.chmod(0o755)
-        part.rename(folder)
-    except OSError:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f"{DEFAULT_NAME}-", dir=folder.parent) as name:
+            part = Path(name) / DEFAULT_NAME
+            config = GgufConfig(dequantize=True)
+            model = AutoModelForCausalLM.from_pretrained(
+                source, gguf_file=_GGUF, quantization_config=config, dtype=torch.bfloat16
+            )
+            model.save_pretrained(part)
+            AutoTokenizer.from_pretrained(source, gguf_file=_GGUF).save_pretrained(part)
+            part.rename(folder)
+    except OSError as error:
         if not folder.is_dir():  # another process may have made it meanwhile
-            raise
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+            raise UserError(
+                f"the default model cannot be made in {folder} ({error.strerror or error}); make 1 GiB of room there, "
+                "name another cache folder with XDG_CACHE_HOME, or a checkpoint with --model"
+            ) from error
     return folder
 
 
@@ -83,8 +83,8 @@ def _fetch(name: str) -> Path:
     patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.py"]
     try:
         return Path(snapshot_download(name, allow_patterns=patterns))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        line = str(error).strip().splitlines()[0]
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:  # ValueError: no possible name
+        line = str(error).strip().partition("\n")[0]
         raise UserError(
             f"model {name} is no folder here and the hub did not give it ({line}); check the name, the network and "
             "HF_TOKEN, or give a checkpoint's path"
@@ -108,8 +108,9 @@ def context_length(folder: Path, args: tuple[str, ...]) -> int | None:
     `--max-model-len` among the server's flags wins over the checkpoint's own limit.
     """
     joined = [part for arg in args for part in arg.split("=", 1)]
-    if "--max-model-len" in joined[:-1]:
-        value = joined[joined.index("--max-model-len") + 1]
+    flags = [part.replace("_", "-") for part in joined]  # vLLM takes either spelling
+    if "--max-model-len" in flags[:-1]:
+        value = joined[flags.index("--max-model-len") + 1]
         if not value.isdecimal():
             raise UserError(f"--max-model-len {value} is no whole number; write the number of tokens out")
         return int(value)

@@ -237,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return call(args)
     except UserError as error:
-        print(f"evalsuite: {error}", file=sys.stderr)
+        print(f"evalsuite: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:
         print("\nevalsuite: interrupted; give the same command again to go on", file=sys.stderr)

@@ -1,10 +1,12 @@
 """Ask one question of a server that speaks the OpenAI API, streamed, and take everything it says."""
 
 import json
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,6 +15,12 @@ from evalsuite.errors import UserError
 
 TOKEN = "token_id:"
 """How vLLM names a token when asked to name tokens by id."""
+
+NO_REUSE = httpx.Limits(max_keepalive_connections=0)
+"""A connection a request: a kept one may be closed by the server at the moment it is used again."""
+
+_REFUSED = (400, 413, 422)  # statuses that speak of the request itself, not of the server, the key or the load
+_MALFORMED = (ValueError, KeyError, TypeError, IndexError, AttributeError)  # what reading an unexpected answer raises
 
 
 class RequestFailed(Exception):
@@ -49,9 +57,9 @@ class _Stream:
 
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    logprobs: list[float | None] = field(default_factory=list)
     runner_up_ids: list[int] = field(default_factory=list)
-    runner_up_logprobs: list[float] = field(default_factory=list)
+    runner_up_logprobs: list[float | None] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     usage: Mapping[str, Any] | None = None
@@ -77,10 +85,9 @@ class Endpoint:
         """
         try:
             reply = self.client.post("/collective_rpc", json={"method": method, "timeout": 60})
-            reply.raise_for_status()
-            results = reply.json()["results"]
-        except (httpx.HTTPError, ValueError, KeyError) as error:
-            raise RequestFailed(f"{method}: {error}") from error
+            results = _json(reply)["results"]
+        except (httpx.HTTPError, *_MALFORMED) as error:
+            raise RequestFailed(f"{method}: {type(error).__name__}: {error}") from error
         if not results or any(result != results[0] for result in results):
             raise RequestFailed(f"{method}: workers disagree: {results}")
         return results[0]
@@ -97,13 +104,14 @@ class Endpoint:
             with self.client.stream("POST", path, json=body) as reply:
                 if reply.status_code != 200:
                     reply.read()
-                    refused = 400 <= reply.status_code < 500 and reply.status_code not in (408, 429)
-                    raise RequestFailed(f"HTTP {reply.status_code}: {reply.text[:500]}", final=refused)
+                    raise RequestFailed(
+                        f"HTTP {reply.status_code}: {reply.text[:500]}", final=reply.status_code in _REFUSED
+                    )
                 for event in _events(reply):
                     self._take(stream, event, chat="messages" in body)
-        except (httpx.HTTPError, ValueError, KeyError, TypeError, IndexError) as error:
+            return _finish(stream, start, extended=self.extended)
+        except (httpx.HTTPError, *_MALFORMED) as error:
             raise RequestFailed(f"{type(error).__name__}: {error}") from error
-        return _finish(stream, start, extended=self.extended)
 
     def _request(self, prompt: Prompt, sampling: Sampling, seed: int) -> tuple[str, dict[str, Any]]:
         body: dict[str, Any] = {
@@ -126,7 +134,7 @@ class Endpoint:
 
     def _take(self, stream: _Stream, event: Mapping[str, Any], *, chat: bool) -> None:
         if event.get("error"):
-            raise ValueError(f"the server reports {event['error']}")
+            raise ValueError(f"the server reports {event['error']!r}")
         if event.get("usage"):
             stream.usage = event["usage"]
         for choice in event["choices"]:
@@ -139,22 +147,41 @@ class Endpoint:
                 for step in _steps(choice["logprobs"], chat=chat):
                     _take_step(stream, *step)
             stream.finish_reason = choice.get("finish_reason") or stream.finish_reason
-            stream.stop_reason = choice.get("stop_reason") or stream.stop_reason
+            if choice.get("stop_reason") is not None:  # a token id, 0 included, or a stop string
+                stream.stop_reason = choice["stop_reason"]
+
+
+def _json(reply: httpx.Response) -> Any:
+    """Return what a reply holds; ValueError for another status than 200 or for no JSON, on one line."""
+    if reply.status_code != 200:
+        raise ValueError(f"HTTP {reply.status_code} {' '.join(reply.text[:200].split())}".rstrip())
+    return reply.json()
+
+
+def _lines(reply: httpx.Response) -> Iterator[bytes]:
+    """Yield a stream's lines. httpx's own `iter_lines` also breaks at U+0085 and U+2028, which a text may hold."""
+    rest = b""
+    for part in reply.iter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        yield from lines
 
 
 def _events(reply: httpx.Response) -> Iterator[Mapping[str, Any]]:
     """Yield the JSON objects of a server-sent event stream; ValueError where it ends before it says [DONE]."""
-    for line in reply.iter_lines():
-        if not line.startswith("data:"):
+    for line in _lines(reply):
+        if not line.startswith(b"data:"):
             continue
         data = line[5:].strip()
-        if data == "[DONE]":
+        if data == b"[DONE]":
             return
         yield json.loads(data)
     raise ValueError("the stream ended early")
 
 
-def _steps(logprobs: Mapping[str, Any], *, chat: bool) -> Iterator[tuple[str, float, Mapping[str, float]]]:
+_Leading = Mapping[str, float | None]
+
+
+def _steps(logprobs: Mapping[str, Any], *, chat: bool) -> Iterator[tuple[str, float | None, _Leading]]:
     """Yield (token, its logprob, logprobs of the leading tokens) for each generated token."""
     if chat:
         for step in logprobs["content"]:
@@ -163,12 +190,18 @@ def _steps(logprobs: Mapping[str, Any], *, chat: bool) -> Iterator[tuple[str, fl
         yield from zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
 
 
-def _take_step(stream: _Stream, token: str, logprob: float, leading: Mapping[str, float]) -> None:
+def _take_step(stream: _Stream, token: str, logprob: float | None, leading: _Leading) -> None:
     others = {other: value for other, value in leading.items() if other != token}
-    runner_up = max(others, key=lambda other: others[other])
+    runner_up, value = max(others.items(), key=lambda item: -math.inf if item[1] is None else item[1])
     stream.logprobs.append(logprob)
     stream.runner_up_ids.append(int(runner_up.removeprefix(TOKEN)))
-    stream.runner_up_logprobs.append(others[runner_up])
+    stream.runner_up_logprobs.append(value)
+
+
+def _numbers(values: Sequence[float | None]) -> tuple[float, ...] | None:
+    """Return the values, None where one is no number: a kernel that computes NaN has still given a text to grade."""
+    known = tuple(value for value in values if value is not None and math.isfinite(value))
+    return known if len(known) == len(values) else None
 
 
 def _finish(stream: _Stream, start: float, *, extended: bool) -> dict[str, Any]:
@@ -180,13 +213,16 @@ def _finish(stream: _Stream, start: float, *, extended: bool) -> dict[str, Any]:
         raise RequestFailed(
             f"{len(stream.token_ids)} token ids and {len(stream.logprobs)} logprobs for {tokens} tokens"
         )
+    # Some servers send a character outside the BMP as two halves; half a character is no text and can't be stored.
+    text = "".join(stream.text).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    runner_up_logprobs = _numbers(stream.runner_up_logprobs) if extended else None
     return {
-        "text": "".join(stream.text),
+        "text": text,
         "prompt_tokens": usage.get("prompt_tokens"),
         "token_ids": tuple(stream.token_ids) if extended else None,
-        "logprobs": tuple(stream.logprobs) if extended else None,
-        "runner_up_ids": tuple(stream.runner_up_ids) if extended else None,
-        "runner_up_logprobs": tuple(stream.runner_up_logprobs) if extended else None,
+        "logprobs": _numbers(stream.logprobs) if extended else None,
+        "runner_up_ids": tuple(stream.runner_up_ids) if runner_up_logprobs is not None else None,
+        "runner_up_logprobs": runner_up_logprobs,
         "finish_reason": stream.finish_reason,
         "stop_reason": stream.stop_reason,
         "tokens": tokens,
@@ -202,24 +238,32 @@ def attach(url: str, *, model: str | None) -> Endpoint:
     """
     key = os.environ.get("OPENAI_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    client = httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(600, connect=10), trust_env=False)
+    timeout = httpx.Timeout(600, connect=10)
     try:
-        reply = client.get("/v1/models")
-        reply.raise_for_status()
-        served = [entry["id"] for entry in reply.json()["data"]]
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
-        hint = "; set OPENAI_API_KEY" if isinstance(error, httpx.HTTPStatusError) and not key else ""
+        client = httpx.Client(base_url=url, headers=headers, timeout=timeout, limits=NO_REUSE, trust_env=False)
+    except (httpx.InvalidURL, ValueError) as error:
+        raise UserError(f"{url} is no server address ({error}); expected http://HOST:PORT") from error
+    try:
+        served = [str(entry["id"]) for entry in _json(client.get("/v1/models"))["data"]]
+        if len(served) == 1 and (model is None or Path(model).is_dir()):  # a folder is our checkpoint, not its name
+            model = served[0]
+        if model not in served:
+            raise UserError(f"{url} serves {', '.join(served) or 'no model'}; name one of them with --model")
+        return Endpoint(client, model=model, extended=_is_extended(client, model))
+    except (httpx.HTTPError, *_MALFORMED) as error:
+        client.close()
         raise UserError(
             f"{url} does not answer as an OpenAI-compatible server ({type(error).__name__}: {error}); expected a list "
-            f"of models at {url}/v1/models{hint}"
+            f"of models at {url}/v1/models" + ("" if key else "; set OPENAI_API_KEY if it asks for a key")
         ) from error
-    if model not in served:
-        if model is not None or len(served) != 1:
-            raise UserError(f"{url} serves {', '.join(served) or 'no model'}; name one of them with --model")
-        model = served[0]
-    endpoint = Endpoint(client, model=str(model), extended=True)
+    except UserError:
+        client.close()
+        raise
+
+
+def _is_extended(client: httpx.Client, model: str) -> bool:
+    """Return whether a server takes vLLM's additions to the API: asked once, with a response of one token."""
     probe = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "logprobs": True,
              "top_logprobs": 2, "return_token_ids": True, "return_tokens_as_token_ids": True}  # fmt: skip
     reply = client.post("/v1/chat/completions", json=probe)
-    endpoint.extended = reply.status_code == 200 and bool(reply.json()["choices"][0].get("token_ids"))
-    return endpoint
+    return reply.status_code not in _REFUSED and bool(_json(reply)["choices"][0].get("token_ids"))

@@ -6,6 +6,7 @@ Pure functions: a run and its grades in, values out. Nothing is decided here, se
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum
 from statistics import median
 from typing import Any
 
@@ -103,6 +104,8 @@ class Comparison:
 
     pairs: tuple[Pair, ...]
     questions: int
+    repeated_prompts: int
+    """Questions that are asked with the prompt of an earlier one."""
     table: Table
     worst_case: Table
     """Every error counted against the candidate. Equal to `table` without errors."""
@@ -185,19 +188,22 @@ def compare(run: Run, grades: Grades) -> Comparison:
     return Comparison(
         pairs=pairs,
         questions=len({pair.question for pair in pairs}),
+        repeated_prompts=len(run.questions) - len({question.prompt_sha256 for question in run.questions}),
         table=tabulate(pairs),
         worst_case=tabulate(pairs, worst_case=True),
         without_truncated=tabulate([pair for pair in pairs if not pair.has("truncated")]),
         truncation=_incidence(pairs, "truncated"),
         errors=_incidence(pairs, "error"),
         arms=arms,
-        same_arms=_configuration(run.meta, "baseline") == _configuration(run.meta, "candidate"),
+        same_arms=_configured_alike(run.meta["arms"]),
         problems=tuple(find_problems(run, {arm: arms[arm].proof for arm in ARMS})),
     )
 
 
-def _configuration(meta: Mapping[str, Any], arm: str) -> dict[str, Any]:
-    return {field: value for field, value in meta["arms"][arm].items() if field != "name"}
+def _configured_alike(arms: Mapping[str, Mapping[str, Any]]) -> bool:
+    one, other = ({field: value for field, value in arms[arm].items() if field != "name"} for arm in ARMS)
+    # Of an imported log nothing is known, which does not make two of them alike.
+    return one == other and "model" in one
 
 
 def _figures(run: Run, arm: str, grades: Grades) -> ArmFigures:
@@ -212,7 +218,7 @@ def _figures(run: Run, arm: str, grades: Grades) -> ArmFigures:
         for response in served
         if response.tokens and response.seconds is not None and response.seconds_to_first_token is not None
     ]
-    after_first = sum(duration for _, duration in timed)
+    after_first = fsum(duration for _, duration in timed)
     configured = run.meta["arms"][arm]
     # Two arms of different runs, joined by `sides`, may have been served by different attention packages.
     attention = configured.get("attention") or run.meta.get("attention") or {}

@@ -14,10 +14,13 @@ ATTENTION = "evalsuite_attention"
 
 
 def _output(*command: str, cwd: Path | None = None) -> str | None:
-    """Return a command's output, None where it is absent or fails."""
+    """Return a command's output, None where it is absent, fails or hangs."""
     if shutil.which(command[0]) is None:
         return None
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=30, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=30, check=False)
+    except subprocess.TimeoutExpired:  # nvidia-smi waits without end on a driver that hangs
+        return None
     return done.stdout.strip() if done.returncode == 0 else None
 
 
@@ -49,7 +52,9 @@ def _cpu() -> str | None:
 def describe() -> dict[str, Any]:
     """Return run.json's `environment`. None where a thing is absent or not known."""
     here = Path(__file__).parent
-    commit = _output("git", "rev-parse", "HEAD", cwd=here)
+    # An installed copy may lie in somebody else's repository, whose commit says nothing about it.
+    tracked = _output("git", "ls-files", "--error-unmatch", Path(__file__).name, cwd=here)
+    commit = _output("git", "rev-parse", "HEAD", cwd=here) if tracked else None
     status = _output("git", "status", "--porcelain", "--untracked-files=no", cwd=here)
     gpu, driver = nvidia_gpu() or (None, None)
     return {
@@ -64,7 +69,11 @@ def describe() -> dict[str, Any]:
         "gpu": gpu,
         "driver": driver,
         "cpu": _cpu(),
-        "variables": {key: value for key, value in sorted(os.environ.items()) if key.startswith("VLLM_")},
+        "variables": {
+            key: value
+            for key, value in sorted(os.environ.items())
+            if key.startswith("VLLM_") and not any(secret in key for secret in ("KEY", "TOKEN"))
+        },
     }
 
 

@@ -16,6 +16,7 @@ The rules, the same for every task:
 
 import re
 import unicodedata
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from string import ascii_uppercase
 from typing import NamedTuple
@@ -34,16 +35,16 @@ class Claim(NamedTuple):
 _LABELS = (
     re.compile(
         r"\b(?:answer|(?:correct|right|best)\s+(?:option|choice|letter))\b"
-        r"(?:\s+(?:option|choice|letter))?(?:\s+(?:to|among|of|for|from|here)\b[^.:?!\n=]{0,60}?)?"
+        r"(?:\s+(?:option|choice|letter))?(?:\s+(?:to|among|of|for|from|here)\b[^.:?!\n=]{0,60}?)?(?:\s*\([^()\n]{1,30}\))?"
         r"(?:\s*(?::|=|→|⇒|->)|\s+(?:is|must\s+be|should\s+be|would\s+be|equals)\b(?:\s*:)?)\s*"
         r"(?:(?:then|therefore|thus|hence|clearly|indeed|simply|just|probably|likely|most\s+likely)\b\s*)?",
         re.IGNORECASE,
     ),
     re.compile(  # a heading above the answer, or "Answer B" on a line of its own
-        r"^[#>\s]*(?:(?:final|correct)\s+)?answer(?:[ \t]*\n\s*|[ \t]+(?=\(?[A-Z]\)?\W*$|[-+−]?[\d.,]+\W*$))",
+        r"^[#>\s]*(?:(?:final|correct)\s+)?answer(?:[ \t]*\n\s*|[ \t]+(?=\(?[A-Z]\)?\W*$|[-+\u2212]?[\d.,]+\W*$))",
         re.IGNORECASE | re.MULTILINE,
     ),
-    re.compile(r"^####[ \t]*(?=[-+−]?\s*[\d.])", re.MULTILINE),
+    re.compile(r"^####[ \t]*(?=[-+\u2212]?\s*[\d.])", re.MULTILINE),
 )
 _CHOICE = re.compile(r"\bI(?:'d|'ll|\s+would|\s+will)?\s+(?:choose|pick|select|go\s+with)\s+", re.IGNORECASE)
 _CORRECT_OPTION = re.compile(
@@ -54,8 +55,8 @@ _CORRECT_OPTION = re.compile(
     r"(?!\s+(?:only\s+)?(?:if|when|that|about|in)\b)"
 )
 _SUPPOSED = re.compile(
-    r"\b(?:if|is|whether|suppose|supposing|assume|assuming|unless|maybe|perhaps)\s+(?:that\s+)?"
-    r"(?:(?:the|my|our|your)\s+)?(?:(?:final|correct|right|best)\s+)*$",
+    r"(?:\b(?:if|whether|suppose|supposing|assume|assuming|unless|maybe|perhaps)\s+(?:that\s+)?(?:(?:the|my|our)\s+)?"
+    r"|\bis\s+(?:the|my|our)\s+)(?:(?:final|correct|right|best)\s+)*$|\b(?:not|never)\s+$",
     re.IGNORECASE,
 )
 _DENIED = re.compile(r"(?:certainly\s+|definitely\s+)?(?:not|never)\b\s*", re.IGNORECASE)
@@ -70,6 +71,7 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox)\s*\{([^{}]*)\}")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _LONE_OPTION = re.compile(r"\W*[A-Za-z]\W*")
+_LONE_EXPRESSION = re.compile(r"(?=.*(?:\d|\\[a-z]|^\W*[A-Za-z]\W*$)).{1,200}")
 _OPTION_LINE = re.compile(r"\(?[A-Z][).:]\)?\s[^\n]*")
 
 
@@ -129,7 +131,7 @@ def extract_math(text: str) -> str | None:
     """Return the declared expression as written, or None."""
     text = _plain(text, unwrap=False)
     answer = _last_answer(text, _declarations(text), read_expression)
-    if answer is None and "\n" not in text:
+    if answer is None and _LONE_EXPRESSION.fullmatch(text):
         answer = read_expression(text)
     return answer or None
 
@@ -143,7 +145,13 @@ def extract_text(text: str) -> str | None:
 def _last_answer(text: str, claims: list[Claim], read: Callable[[str], str | None]) -> str | None:
     """Return the answer that stands after the last of `claims`, UNCLEAR if none does, None if nothing was declared."""
     answer: str | None = None
+    previous = 0
     for claim in claims:
+        alternative = previous and re.fullmatch(r"[\s$]*(?:or|and)[\s$]*", text[previous : claim.start])
+        previous = claim.end
+        if alternative:  # \boxed{2} or \boxed{3}
+            answer = UNCLEAR
+            continue
         if _SUPPOSED.search(text, max(0, claim.start - 60), claim.start) or _ASKED.match(claim.value):
             continue
         if denial := _DENIED.match(claim.value):
@@ -158,33 +166,35 @@ def _last_answer(text: str, claims: list[Claim], read: Callable[[str], str | Non
 
 def _declarations(text: str) -> list[Claim]:
     """Return every boxed value and every labelled one, in order."""
-    claims = list(_boxes(text))
+    boxes = list(_boxes(text))
+    starts = [box.start for box in boxes]
+    claims = list(boxes)
     for pattern in _LABELS:
         for label in pattern.finditer(text):
-            boxed = any(box.start <= label.start() < box.end for box in claims) or _BOX.match(text, label.end())
-            if not boxed:
+            place = bisect_right(starts, label.start()) - 1
+            inside = place >= 0 and label.start() < boxes[place].end
+            if not inside and not _BOX.match(text, label.end()):
                 claims.append(Claim(label.start(), label.end(), _line(text, label.end())))
     return sorted(claims)
 
 
 def _line(text: str, start: int) -> str:
-    return text[start:].partition("\n")[0].strip()
+    """Return the rest of a line, as far as an answer can reach."""
+    return text[start : start + 500].partition("\n")[0].strip()
 
 
 def _boxes(text: str) -> Iterator[Claim]:
-    """Yield each outermost box whose braces are balanced; of nested boxes the innermost holds the value."""
-    position = 0
-    while opening := _BOX.search(text, position):
-        depth, position = 1, opening.end()
-        while depth and position < len(text):
-            if text[position - 1] != "\\":
-                depth += {"{": 1, "}": -1}.get(text[position], 0)
-            position += 1
-        if depth:  # the text ends inside: a fragment
-            return
-        content = text[opening.end() : position - 1].strip()
-        inner = list(_boxes(content))
-        yield Claim(opening.start(), position, inner[-1].value if inner else content)
+    """Yield each box whose braces are balanced, in order; of nested boxes the innermost."""
+    open_braces: list[tuple[int, int | None]] = []  # (where its content begins, where its box begins)
+    last_box = -1
+    for token in re.finditer(_BOX.pattern + r"|\\.|[{}]", text, re.DOTALL):
+        if token[0] == "}" and open_braces:
+            content, start = open_braces.pop()
+            if start is not None and start > last_box:
+                last_box = start
+                yield Claim(start, token.end(), text[content : token.start()].strip())
+        elif token[0].endswith("{") and token[0] != r"\{":
+            open_braces.append((token.end(), token.start() if len(token[0]) > 1 else None))
 
 
 def _plain(text: str, *, unwrap: bool = True) -> str:

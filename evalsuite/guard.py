@@ -1,9 +1,10 @@
 """`python -m evalsuite.guard COMMAND...`: run a command, and end it with all it started when standard input closes.
 
 Standard input is a pipe whose other end evalsuite holds. However evalsuite ends, killed included, the kernel closes
-that end, and the guard then ends the command's process group: first SIGTERM, then SIGKILL.
+that end, and the guard then ends everything below it: first SIGTERM to the command's process group, then SIGKILL.
 """
 
+import ctypes
 import os
 import select
 import signal
@@ -11,24 +12,42 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 PATIENCE = 15.0
-"""Seconds that a process group has to end itself after SIGTERM."""
+"""Seconds that the command and all it started have to end themselves after SIGTERM, and to be gone after SIGKILL."""
+
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
-def _signal_group(group: int, number: int) -> bool:
-    """Send a signal to a process group; False where no such group is left."""
-    try:
-        os.killpg(group, number)
-    except ProcessLookupError:
-        return False
-    return True
+def _children() -> list[int]:
+    """Return the process ids of this process's children."""
+    pid = os.getpid()
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _wait_for_all(*, kill: bool) -> bool:
+    """Wait `PATIENCE` for every child, adopted ones included; return whether all are gone. `kill` sends SIGKILL."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        for child in _children() if kill else ():
+            os.kill(child, signal.SIGKILL)  # not reaped yet, so the number is still this child's
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def main() -> int:
-    """Run the command; return its exit status, or 0 once standard input closed and its group has ended."""
+    """Run the command; return its exit status, or 0 once standard input closed and all it started has ended."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a Ctrl-C is evalsuite's to handle; the pipe tells the rest
+    # A process whose parent ends becomes this process's child, so none slips away, not even out of the group: this
+    # process has no descendant left when it has no child left.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def restore() -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -41,15 +60,10 @@ def main() -> int:
             break
     status = child.poll()
     # The engine is a process of its own in the same group: it may outlive a server that died.
-    _signal_group(child.pid, signal.SIGTERM)
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        child.poll()
-        if not _signal_group(child.pid, 0):
-            break
-        time.sleep(0.05)
     with suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
+        os.killpg(child.pid, signal.SIGTERM)
+    if not _wait_for_all(kill=False):
+        _wait_for_all(kill=True)
     return status or 0
 
 

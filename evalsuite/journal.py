@@ -41,10 +41,10 @@ def dump(data: object) -> str:
 def read_lines(path: Path, build: Callable[[Mapping[str, Any]], T]) -> Iterator[T]:
     """Yield `build(object)` for each whole line of a JSONL file. Raises UserError naming a line that is foreign."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read ({error}); expected a UTF-8 JSONL file") from error
-    for number, line in enumerate(text.split("\n")[:-1], start=1):
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); expected a JSONL file of evalsuite") from error
+    for number, line in enumerate(lines, start=1):
         try:
             yield build(json.loads(line))
         except (ValueError, KeyError, TypeError) as error:
@@ -67,6 +67,10 @@ def load_meta(path: Path) -> dict[str, Any]:
     if not isinstance(meta, dict) or meta.get("schema") != SCHEMA:
         found = meta.get("schema") if isinstance(meta, dict) else type(meta).__name__
         raise UserError(f"{file} has schema {found!r}, expected {SCHEMA}; read it with the evalsuite that wrote it")
+    parts = {"task": dict, "sampling": dict, "arms": dict, "environment": dict}
+    lacking = [name for name, kind in parts.items() if not isinstance(meta.get(name), kind)]
+    if lacking or not set(ARMS) <= set(meta["arms"]):
+        raise UserError(f"{file} lacks {', '.join(lacking) or 'an arm'}; expected the file that `evalsuite run` wrote")
     return meta
 
 
@@ -98,6 +102,16 @@ def write_once(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     part.rename(path)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    # A new file's name is on the disk once its folder is.
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_questions(path: Path, questions: Iterable[Question]) -> None:
@@ -109,33 +123,34 @@ class Journal:
     """Append responses to one arm's file; what `append` returned from is on the disk."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file for appending and cut off an unfinished last line."""
+        """Open the file for appending and cut off an unfinished last line. Raises UserError where it can't be written.
+
+        Unbuffered: bytes that the disk had no room for must not be tried again later, behind another line.
+        """
         self.path = path
-        self._file = path.open("a+b")
-        self._file.seek(0)
-        whole = self._file.read().rfind(b"\n") + 1
-        self._file.truncate(whole)
+        try:
+            self._file = path.open("a+b", buffering=0)
+            self._file.seek(0)
+            self._file.truncate(self._file.read().rfind(b"\n") + 1)
+            _sync_folder(path.parent)
+        except OSError as error:
+            raise UserError(f"{path} cannot be written ({error.strerror}); expected a file of evalsuite") from error
 
     def append(self, response: Response) -> None:
         """Write one response and wait until the disk has it. Raises UserError when it has no room."""
         line = (dump(to_json(response)) + "\n").encode()
         start = self._file.seek(0, os.SEEK_END)
         try:
-            self._file.write(line)
-            self._file.flush()
+            written = 0
+            while written < len(line):
+                written += self._file.write(line[written:])
             os.fsync(self._file.fileno())
         except OSError as error:
-            self._undo(start)
+            self._file.truncate(start)
             raise UserError(
                 f"{self.path} cannot be written ({error.strerror}); make room on the disk and give the same command "
                 "again: every response before this one is kept"
             ) from error
-
-    def _undo(self, start: int) -> None:
-        # The buffered writer would try the failed bytes again on close; drop them with the descriptor.
-        raw = os.open(self.path, os.O_WRONLY)
-        os.truncate(raw, start)
-        os.close(raw)
 
     def close(self) -> None:
         """Close the file."""

@@ -21,6 +21,7 @@ def render(
     """
     if not checkpoints:
         return list(questions), {q.id: Prompt(messages=messages[q.id], token_ids=None) for q in questions}
+    from jinja2 import TemplateError
     from transformers import AutoTokenizer
 
     rendered: list[list[tuple[str, list[int]]]] = []
@@ -28,14 +29,19 @@ def render(
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(folder))
         except (OSError, ValueError) as error:
-            line = str(error).strip().splitlines()[0]
+            line = str(error).strip().partition("\n")[0]
             raise UserError(f"{folder} has no tokenizer that loads ({line}); expected a whole checkpoint") from error
         if not tokenizer.chat_template:
             raise UserError(f"{folder} has no chat template; expected an instruction-tuned checkpoint that ships one")
-        texts = [
-            tokenizer.apply_chat_template(list(messages[q.id]), tokenize=False, add_generation_prompt=True)
-            for q in questions
-        ]
+        try:
+            texts = [
+                tokenizer.apply_chat_template(list(messages[q.id]), tokenize=False, add_generation_prompt=True)
+                for q in questions
+            ]
+        except TemplateError as error:
+            raise UserError(
+                f"{folder}: its chat template refuses the task's messages ({error}); use roles that it knows"
+            ) from error
         # The template has written the special tokens already.
         ids = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
         rendered.append(list(zip(texts, ids, strict=True)))

@@ -36,9 +36,10 @@ def check(response: Response, arm: Mapping[str, Any]) -> str | None:
     """Return None where the receipt proves what the arm's `kernel` promises, else one line that says why not.
 
     `split_kv`: every decode step shows, once per layer, at its own KV length, and no call fell back. With P prompt
-    tokens and G generated ones those are the lengths P+1 to P+G-1. A prompt of one token is itself a step of one
-    request and one token, so its prefill shows too. A response that a stop string ended may show whole steps after its
-    last token: the engine had begun them before the string was noticed.
+    tokens and G generated ones those are the lengths P+1 to P+G-1. Where the last token of a prompt is prefilled by
+    itself (a prompt of one token, or one token more than whole chunks of prefill), that is a step of one request and
+    one token too, and shows at P. A response that a stop string ended may show whole steps after its last token: the
+    engine had begun them before the string was noticed.
     `stock`: split-KV shows nowhere. None: nothing is demanded. A response that is an error has no receipt and passes.
     """
     kernel = arm.get("kernel")
@@ -56,8 +57,8 @@ def check(response: Response, arm: Mapping[str, Any]) -> str | None:
 
 
 def _check_backend(receipt: Mapping[str, Any], arm: Mapping[str, Any]) -> str | None:
-    names, demanded = receipt.get("backend_names"), arm.get("backend")
-    if names is not None and demanded is not None and set(names) != {demanded}:
+    names, demanded = receipt["backend_names"], arm.get("backend")
+    if demanded is not None and set(names) != {demanded}:
         return f"served by backend {', '.join(sorted(names)) or 'none'}, not by {demanded}"
     # The hybrid may keep the stock backend's name, so its class says more.
     ours = sum(layers for name, layers in receipt["backends"].items() if name.startswith(PACKAGE))
@@ -78,7 +79,8 @@ def _check_counts(response: Response, receipt: Mapping[str, Any], kernel: str) -
         return "no layer can use split-KV"
     if fallback:
         return f"{fallback} calls fell back to the stock kernel"
-    start = prompt + 1 if prompt > 1 else prompt
+    alone = prompt % receipt["max_num_batched_tokens"] == 1
+    start = prompt if alone else prompt + 1
     stop = prompt + tokens
     if isinstance(response.stop_reason, str) and positions:
         stop = max(stop, positions[-1][1])

@@ -43,7 +43,7 @@ def render_summary(comparison: Comparison, decision: Decision) -> str:
         *(f"  - {clean(reason, longest=1000)}" for reason in decision.reasons),
         f"exit code {decision.exit_code}: {_EXPLAINED[decision.verdict]}",
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def render_markdown(meta: Mapping[str, Any], comparison: Comparison, decision: Decision) -> str:

@@ -8,19 +8,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from evalsuite.arms import SWITCHES, Arm
-from evalsuite.client import Endpoint, Prompt, RequestFailed, Sampling, attach
+from evalsuite.client import NO_REUSE, Endpoint, Prompt, RequestFailed, Sampling, attach
 from evalsuite.errors import UserError
 
 SERVED_NAME = "evalsuite"
 START_SECONDS = 900.0
 """Longest wait for health: a first start compiles kernels and graphs."""
+RECOVERY_SECONDS = 5.0
+"""Pause before an attached server is asked again."""
+_CONFIRMED = ("backends", "backend_names", "digest", "max_num_batched_tokens")
+"""What each receipt repeats of what its server confirmed at start."""
 _SOCKET_LIMIT = 100  # a Unix socket's path has at most 107 bytes
 
 _COMMON = (
@@ -39,8 +43,9 @@ def command(arm: Arm, checkpoint: Path, socket: Path) -> list[str]:
 
 
 def environment(arm: Arm) -> dict[str, str]:
-    """Return the variables a server starts with: the caller's without kernel switches, then the arm's own."""
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith(SWITCHES)}
+    """Return the variables a server starts with: the caller's without kernel switches and key, then the arm's own."""
+    dropped = (SWITCHES, "VLLM_API_KEY")  # with a key the server would refuse evalsuite itself
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
     # Dev mode opens the worker's methods to whoever reaches the socket; its folder is readable by this user alone.
     return {**inherited, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", **arm.env}
 
@@ -54,6 +59,7 @@ class Server:
         self.log = log
         self.announce = announce
         self.endpoint: Endpoint
+        self._client: httpx.Client | None = None
         self.confirmed: Mapping[str, Any] = {}
         self._folder: Path | None = None
         self._guard: subprocess.Popen[bytes] | None = None
@@ -63,26 +69,32 @@ class Server:
         self._folder = _private_folder()
         socket = self._folder / "s"
         served = command(self.arm, self.checkpoint, socket)
-        with self.log.open("ab") as log:
-            log.write(f"$ {' '.join(served)}\n".encode())
-            log.flush()
-            self._guard = subprocess.Popen(
-                [sys.executable, "-m", "evalsuite.guard", *served],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment(self.arm),
-                start_new_session=True,
-            )
-        transport = httpx.HTTPTransport(uds=str(socket))
-        client = httpx.Client(transport=transport, base_url="http://arm", timeout=httpx.Timeout(600, connect=5))
-        self.endpoint = Endpoint(client, model=SERVED_NAME, extended=True)
-        self._wait(client, seconds)
+        try:
+            with self.log.open("ab", buffering=0) as log:
+                log.write(f"$ {' '.join(served)}\n".encode())
+                self._guard = subprocess.Popen(
+                    [sys.executable, "-m", "evalsuite.guard", *served],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=environment(self.arm),
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise UserError(f"{self.log} cannot be written ({error.strerror}); make room on the disk") from error
+        transport = httpx.HTTPTransport(uds=str(socket), limits=NO_REUSE)
+        timeout = httpx.Timeout(600, connect=5)
+        self._client = httpx.Client(transport=transport, base_url="http://arm", timeout=timeout)
+        self.endpoint = Endpoint(self._client, model=SERVED_NAME, extended=True)
+        self._wait(self._client, seconds)
         self.confirmed = self._confirm()
         # The first request compiles what is left to compile; neither it nor graph capture is anybody's response.
         warm_up = Prompt(messages=(), token_ids=(1,) * 8)
-        self.endpoint.ask(warm_up, Sampling(budget=4, temperature=0.0, until=()), seed=0)
-        self.take_receipt()
+        try:
+            self.endpoint.ask(warm_up, Sampling(budget=4, temperature=0.0, until=()), seed=0)
+            self.take_receipt()
+        except RequestFailed as error:
+            raise UserError(f"arm {self.arm.name}: its first request failed ({error}); {self.hint()}") from error
 
     def _wait(self, client: httpx.Client, seconds: float) -> None:
         start = time.monotonic()
@@ -94,9 +106,9 @@ class Server:
                 raise UserError(f"arm {self.arm.name}: its server is not healthy after {seconds:.0f} s; {self.hint()}")
             self.announce(f"{self.arm.name}: starting its server, {waited:.0f} s")
             with suppress(httpx.HTTPError):
-                if client.get("/health").status_code == 200:
+                if client.get("/health", timeout=2).status_code == 200:
                     return
-            time.sleep(0.5)
+            time.sleep(0.1)
 
     def _confirm(self) -> Mapping[str, Any]:
         try:
@@ -132,7 +144,7 @@ class Server:
     def take_receipt(self) -> dict[str, Any]:
         """Return what the attention package counted since the last call, and what serves. Raises RequestFailed."""
         counts = self.endpoint.call("evalsuite_take_receipt")
-        return {**counts, "backends": self.confirmed["backends"], "digest": self.confirmed["digest"]}
+        return {**counts, **{key: self.confirmed[key] for key in _CONFIRMED}}
 
     def restart(self) -> None:
         """Stop the server and start it anew. Raises UserError where it does not come back."""
@@ -146,6 +158,9 @@ class Server:
                 self._guard.stdin.close()
             self._guard.wait()
             self._guard = None
+        if self._client is not None:
+            self._client.close()
+            self._client = None
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
@@ -164,14 +179,17 @@ class Attached:
 
     def restart(self) -> None:
         """Give the server time. Raises UserError where it is gone."""
-        time.sleep(5)
+        time.sleep(RECOVERY_SECONDS)
         try:
-            self.endpoint.client.get("/v1/models")
+            status = self.endpoint.client.get("/v1/models", timeout=30).status_code
+            told = None if status < 400 or status == 429 else f"HTTP {status}"
         except httpx.HTTPError as error:
+            told = type(error).__name__
+        if told is not None:
             raise UserError(
-                f"arm {self.arm.name}: the server at {self.arm.url} is gone ({type(error).__name__}); start it, then "
-                "give the same command again: what it answered is kept"
-            ) from error
+                f"arm {self.arm.name}: the server at {self.arm.url} is gone ({told}); start it, then give the same "
+                "command again: what it answered is kept"
+            )
 
 
 def _private_folder() -> Path:
@@ -187,7 +205,7 @@ def serve(
     """Serve an arm for the length of a `with` block, or attach to it; `model` picks one of an attached server's."""
     if arm.url is not None:
         endpoint = attach(arm.url, model=arm.model or model)
-        with endpoint.client:
+        with closing(endpoint.client):
             yield Attached(arm, endpoint)
         return
     if checkpoint is None:

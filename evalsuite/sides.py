@@ -105,7 +105,7 @@ def _check_questions(one: Side, other: Side) -> None:
     if prompts:
         raise UserError(
             f"{where} asked {len(prompts)} of {len(both)} questions with different prompts, the first is "
-            f"{prompts[0]!r}; expected equal prompts, run one of them again with the same task version and chat template"
+            f"{prompts[0]!r}; expected equal prompts, run one again with the same task version and chat template"
         )
     scored = [key for key in both if ours[key] != theirs[key]]
     if scored:

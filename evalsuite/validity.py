@@ -18,6 +18,8 @@ def find_problems(run: Run, proofs: Mapping[str, Proof]) -> Iterator[str]:
     responses = {arm: by_key(run.responses[arm]) for arm in ARMS}
     if not keys:
         yield "no pairs: questions.jsonl holds no question"
+    if len(set(keys)) < len(keys):
+        yield f"questions.jsonl names {len(keys) - len(set(keys))} questions twice"
     for arm in ARMS:
         missing = sum(key not in responses[arm] for key in keys)
         if missing:

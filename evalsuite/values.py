@@ -18,7 +18,9 @@ _OPENING = r"[\s(\[{\"'“:]*"
 _LETTER = re.compile(rf"{_OPENING}(?:(?:option|choice|letter|answer)\b{_OPENING})?([A-Za-z])(?![A-Za-z0-9])", re.I)
 _AFTER_LETTER = re.compile(r"$|\s|[)\]}]|[.,;:!?\"'”](?!\w)")
 _NO_OPTION = re.compile(r"(?:either|neither|both|none|all|cannot|can't|unknown|unclear|undetermined)\b", re.I)
-_REJECTED = re.compile(r"[)\].\s]*\s(?:is|was)(?:n't\b|\s+(?:not|wrong|incorrect|false|excluded|ruled out|a distractor)\b)")
+_REJECTED = re.compile(
+    r"[)\].\s]*\s(?:is|was)(?:n't\b|\s+(?:not|wrong|incorrect|false|excluded|ruled out|a distractor)\b)"
+)
 _CONNECTED = re.compile(r"\s+(?:because|since|as|for|due|by|is|and|or|which|with|but|from|in|given|where|when|so)\b")
 _ANOTHER_LETTER = re.compile(
     r"[)\].}\"']*\s*(?P<joint>,?\s*(?:and/or|or|and|&|/)|,)\s*(?:option\s+|choice\s+)?[(\[]?"
@@ -59,8 +61,10 @@ _NUMBER = re.compile(
 _WELL_FORMED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d*\.?\d+")
 _COUNTING = re.compile(r"(?:st|nd|rd|th)\b|-[A-Za-z]")
 _FRAGMENT = re.compile(r"[A-Za-z_^²³({\\]|:\d|/\s?\d")
-_OPERATOR_BEFORE = re.compile(r"(?:[+*/×÷^(]|[\d)]\s*[-x]|\b(?:plus|minus|times|by))\s*$")
-_OPERATOR_AFTER = re.compile(r"%?\s*\)?\s*(?:[+*/×÷^=](?!\s*[A-Za-z]{3})|-\s*[\d(]|x\s*\d|(?:plus|minus|times|divided)\b)")
+_OPERATOR_BEFORE = re.compile(r"(?:[+*/÷^(]|[\d)]\s*[-x]|\b(?:plus|minus|times|by))\s*$")
+_OPERATOR_AFTER = re.compile(
+    r"%?\s*\)?\s*(?:[+*/÷^=](?!\s*[A-Za-z]{3})|-\s*[\d(]|x\s*\d|(?:plus|minus|times|divided)\b)"
+)
 _LEAD = re.compile(
     r"(?:(?:about|approximately|around|exactly|roughly|only|a total of|USD|Rs\.?)\s+|[~≈=\s]|[A-Za-z]{1,2}\s*=\s*)*$"
 )
@@ -98,6 +102,10 @@ def read_number(value: str) -> str | None:
 def read_sentence_number(sentence: str) -> str | None:
     """Return the number that `sentence` arrives at: the last after `=`, or else its last that is no circumstance."""
     sentence = _tidy(sentence)
+
+    def before(number: _Number) -> str:
+        return sentence[max(0, number.start - 40) : number.start]
+
     if _DOUBT.search(sentence):
         return UNCLEAR
     numbers = list(_numbers(sentence))
@@ -106,26 +114,26 @@ def read_sentence_number(sentence: str) -> str | None:
         return UNCLEAR if numbers else None
     if len(results) == 1:
         return results[0].text
-    equal = [n for n in results if re.search(r"[=≈]\s*$", sentence[: n.start])]
-    main = equal or [n for n in results if not _CIRCUMSTANCE.search(sentence[: n.start])]
+    equal = [n for n in results if re.search(r"[=≈]\s*$", before(n))]
+    main = equal or [n for n in results if not _CIRCUMSTANCE.search(before(n))]
     if not main:
         return UNCLEAR
     chosen = main[-1]
-    before = [n for n in numbers if n.end <= chosen.start]
-    if before and _JOINT.fullmatch(sentence[before[-1].end : chosen.start]):
+    earlier = [n for n in numbers if n.end <= chosen.start]
+    if earlier and _JOINT.fullmatch(sentence[earlier[-1].end : chosen.start]):
         return UNCLEAR
-    return UNCLEAR if not equal and _PRICE_OR_COUNT.search(sentence[: chosen.start]) else chosen.text
+    return UNCLEAR if not equal and _PRICE_OR_COUNT.search(before(chosen)) else chosen.text
 
 
 def _tidy(text: str) -> str:
     """Return `text` with one spelling for minus, digit groups, fractions, products and powers of ten."""
-    text = re.sub("[−‐‑–－]", "-", text.replace("{,}", ",").replace(r"\%", "%"))
+    text = re.sub(r"[\u2010-\u2013\u2212\uff0d]", "-", text.replace("{,}", ",").replace(r"\%", "%"))
     text = re.sub(r"(?<=\d)(?:\\[,!]|[\u2009\u202f\u00a0])(?=\d{3})", "", text)
     text = re.sub(r"\\[,;!: ]|[$€£¥~]", " ", text)
     text = re.sub(r"\\[dt]?frac\s*\{(\d+)\}\s*\{(\d+)\}", r" \1/\2", text)
     text = re.sub(r"\\[dt]?frac\s*(\d)\s*(\d)", r" \1/\2", text)
-    text = re.sub(r"\\times|\\cdot", "×", text)
-    text = re.sub(r"(?<=\d)\s*(?:[×*]|\bx\b)\s*10\s*(?:\^|\*\*)\s*\{?(-?\d+)\}?", r"e\1", text)
+    text = re.sub(r"\\times|\\cdot|\u00d7", "*", text)
+    text = re.sub(r"(?<=\d)\s*(?:\*|\bx\b)\s*10\s*(?:\^|\*\*)\s*\{?(-?\d+)\}?", r"e\1", text)
     for word, power in (("thousand", 3), ("million", 6), ("billion", 9), ("trillion", 12)):
         text = re.sub(rf"(?<=\d)\s+{word}\b", f"e{power}", text, flags=re.I)
     return text
@@ -133,11 +141,11 @@ def _tidy(text: str) -> str:
 
 def _numbers(text: str) -> Iterator[_Number]:
     for found in _NUMBER.finditer(text):
-        before, after = text[: found.start()], text[found.end() :]
+        before, after = text[max(0, found.start() - 40) : found.start()], text[found.end() : found.end() + 40]
         if _COUNTING.match(after):  # 5th, 5-year
             continue
         body = found["body"]
-        whole = bool(_WELL_FORMED.fullmatch(body)) and not before.endswith(("{", "\\sqrt"))
+        whole = len(found[0]) <= 60 and bool(_WELL_FORMED.fullmatch(body)) and not before.endswith(("{", "\\sqrt"))
         if _FRAGMENT.match(after) and not _UNIT.match(after):
             whole = False
         canonical = UNCLEAR
@@ -173,6 +181,7 @@ def same_number(answer: str, target: str) -> bool:
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _ALTERNATIVES = re.compile(r"(?<![A-Za-z\\])(?:or|either)(?![A-Za-z])")
 _FUNCTIONS = {"sin", "cos", "tan", "log", "ln", "exp", "sqrt", "pi", "mod", "gcd", "lcm", "max", "min", "and", "or"}
+_NAMES = re.compile(r"\\(?:begin|end|operatorname)\{\w+\*?\}")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox)\s*\{([^{}]*)\}")
 
 
@@ -184,23 +193,36 @@ def read_expression(value: str) -> str | None:
     value = re.sub(r"\.(?:\s.*)?$", "", value.strip(), flags=re.S).strip(" ,;:!")
     if _ALTERNATIVES.search(value):
         return UNCLEAR
-    words = [word for word in _PROSE.findall(_TEXT.sub("", value)) if word not in _FUNCTIONS]
-    return None if len(words) > 1 else value or None
+    words = [word for word in _PROSE.findall(_NAMES.sub("", _TEXT.sub("", value))) if word not in _FUNCTIONS]
+    return value if value and len(words) <= 1 and _balanced(value) and "\\boxed" not in value else None
+
+
+def _balanced(value: str) -> bool:
+    depth = 0
+    for brace in re.findall(r"\\.|[{}]", value, re.S):
+        depth += {"{": 1, "}": -1}.get(brace, 0)
+        if depth < 0:
+            return False
+    return depth == 0
 
 
 def same_expression(answer: str, target: str) -> bool:
     r"""Tell whether both are the same expression in another spelling.
 
-    Spelling is: spaces, `\left`, `\right`, `\dfrac` and `\tfrac`, `\frac12`, `a/b`, braces around one sign, `\text`, a unit
-    or degree or percent sign or currency sign at the end, thousands separators, `x =` or `x \in` in front, and for numbers
-    their value (0.5, 1/2, \frac{1}{2}). Nothing is computed: 2\sqrt{2} and \sqrt{8} differ.
+    Spelling is: spaces, `\left`, `\right`, `\dfrac` and `\tfrac`, `\frac12`, `a/b`, braces around one sign, `\text`, a
+    unit or degree or percent sign or currency sign at the end, thousands separators, `x =` or `x \in` in front, and for
+    numbers their value (0.5, 1/2, \frac{1}{2}). Nothing is computed: 2\sqrt{2} and \sqrt{8} differ.
     """
     return _canonical(answer) == _canonical(target)
 
 
 def _canonical(expression: str) -> str:
-    text = re.sub("[−‐‑–]", "-", expression.strip().strip("$").rstrip(".")).replace(r"\$", "").replace("$", "")
-    text = re.sub(r"\\(?:left|right|displaystyle|limits)(?![A-Za-z])|\\[,!;: ]|~|\{,\}(?=\d{3})", "", text)
+    text = (
+        re.sub(r"[\u2010-\u2013\u2212]", "-", expression.strip().strip("$").rstrip("."))
+        .replace(r"\$", "")
+        .replace("$", "")
+    )
+    text = re.sub(r"\\(?:left|right|displaystyle|limits)(?![A-Za-z])|(?<!\\)\\[,!;: ]|~|\{,\}(?=\d{3})", "", text)
     text = re.sub(r"\\(?:d|t|c)frac(?![A-Za-z])", r"\\frac", text)
     text = re.sub(r"\^\{?\\circ\}?|\\(?:degree|%)|%|°", "", text)
     text = re.sub(r"(?<=[\w})])\s*\\(?:text|mathrm|mbox)\s*\{\s*[^{}\d]*\}(?:\^\{?\d\}?)?$", "", text)  # a unit
@@ -210,7 +232,9 @@ def _canonical(expression: str) -> str:
     text = _TEXT.sub(r"\1", text)
     text = re.sub(r"\s+", "", text)
     text = re.sub(r"^[A-Za-z](?:\([A-Za-z]\))?(?:=|\\in(?![A-Za-z]))", "", text)
-    text = re.sub(r"(?<![\d(\[,])(\d{1,3}(?:,\d{3})+)(?![\d,])|^(\d{1,3}(?:,\d{3})+)$", lambda m: m[0].replace(",", ""), text)
+    text = re.sub(
+        r"(?<![\d(\[,])(\d{1,3}(?:,\d{3})+)(?![\d,])|^(\d{1,3}(?:,\d{3})+)$", lambda m: m[0].replace(",", ""), text
+    )
     text = re.sub(r"\\frac(\d)(\d)", r"\\frac{\1}{\2}", text)
     text = re.sub(r"\\frac(\d)\{", r"\\frac{\1}{", text)
     text = re.sub(r"\\sqrt(\w)", r"\\sqrt{\1}", text)
@@ -235,9 +259,13 @@ def _value(found: re.Match[str]) -> str:
 # --- words ---
 
 
+_WORDS_END = re.compile(r"(?<!\bSt)(?<!\bMt)(?<!\bFt)[.!?;](?:\s|$)|,\s+(?=[a-z])|\s[(\u2013\u2014-]")
+
+
 def read_words(value: str) -> str | None:
     """Return `value` to the end of its sentence; UNCLEAR if it offers alternatives."""
-    words = re.split(r"(?<!\bSt)(?<!\bMt)(?<!\bFt)[.!?;](?:\s|$)", value.strip(), maxsplit=1)[0].strip(" \"'“”.,:()[]")
+    words = _WORDS_END.split(value, maxsplit=1)[0]
+    words = re.sub(r"^(?:the|its)\b.*\bis\s+(?=[A-Z])", "", words.strip(), flags=re.I).strip(" \"'\u201c\u201d.,:()[]")
     if re.search(r"\bor\b|\beither\b|\s/\s", words, re.I):
         return UNCLEAR
     return words or None
@@ -250,4 +278,4 @@ def same_words(answer: str, target: str) -> bool:
 
 def _folded(words: str) -> str:
     plain = "".join(c for c in unicodedata.normalize("NFKD", words.casefold()) if not unicodedata.combining(c))
-    return " ".join(re.findall(r"\w+", plain.replace("'", "").replace("’", "")))
+    return " ".join(re.findall(r"\w+", plain.replace("'", "").replace("\u2019", "")))

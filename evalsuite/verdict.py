@@ -129,12 +129,15 @@ def _detect(comparison: Comparison, margin: float | None, alpha: float) -> tuple
             f"regression detected: {table.lost} lost and {table.gained} gained of {_asked(comparison)}, "
             f"{signed(table.difference or 0.0)} points ({interval}), p-value {p_value(table.regression_p)}"
         )
-        if margin is not None and table.interval.low > -margin:
-            return claim, (
-                f"the interval lies wholly above {signed(-margin)} points: the loss is real but within the margin, "
-                "which only a policy file can accept"
-            )
-        return (claim,)
+        if margin is None:
+            return (claim,)
+        accepted = table.interval.low > -margin
+        claim += f"; the interval {'lies' if accepted else 'does not lie'} wholly above {signed(-margin)}"
+        return (
+            (claim, "a loss within the margin is still a loss: only a policy file can accept it")
+            if accepted
+            else (claim,)
+        )
     if errors.test is not None and errors.test.midp_one_sided <= alpha:
         return (
             f"regression detected: the candidate alone failed to answer {errors.candidate_only} of "
@@ -168,6 +171,8 @@ def _asked(comparison: Comparison) -> str:
 def _remark(comparison: Comparison, alpha: float) -> Iterator[str]:
     """Yield what a reader must know whatever the verdict."""
     table, worst, finished = comparison.table, comparison.worst_case, comparison.without_truncated
+    if comparison.repeated_prompts:
+        yield f"{comparison.repeated_prompts} of the questions repeat the prompt of another: no evidence of their own"
     if comparison.same_arms:
         yield "A/A run: both arms are configured alike, so that every difference is chance and FAIL a false alarm"
     for arm, figures in comparison.arms.items():

@@ -5,13 +5,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evalsuite.journal import Journal, Run, dump, write_once, write_questions
+from evalsuite.comparison import Comparison, compare
+from evalsuite.journal import Run, dump, write_once, write_questions
 from evalsuite.records import ARMS, SCHEMA, Question, Response, to_json
+from evalsuite.scoring import Grade, grade
 
 LAYERS = 30
 DIGEST = "d" * 64
 STOCK = "vllm.v1.attention.backends.cpu_attn.CPUAttentionBackendImpl"
 HYBRID = "evalsuite_attention.cpu.HybridImpl"
+SERVED = {"backend_names": {"CPU_ATTN": LAYERS}, "digest": DIGEST, "max_num_batched_tokens": 2048}
 KERNELS = {"baseline": "stock", "candidate": "split_kv"}
 TEXTS = {"r": "Answer: A", "w": "Answer: B", "n": "I cannot tell.", "t": "Answer: A, because"}
 
@@ -34,7 +37,7 @@ def make_receipt(kernel: str, *, prompt_tokens: int, tokens: int) -> dict[str, A
     """What the attention package counts while a response is served, if all goes as planned."""
     if kernel == "stock":
         counts = {"layers": 0, "split_kv": 0, "fallback": 0, "other": 0, "positions": []}
-        return counts | {"backends": {STOCK: LAYERS}, "digest": DIGEST}
+        return counts | {"backends": {STOCK: LAYERS}, **SERVED}
     start, stop = prompt_tokens + (prompt_tokens > 1), prompt_tokens + tokens
     return {
         "layers": LAYERS,
@@ -43,7 +46,7 @@ def make_receipt(kernel: str, *, prompt_tokens: int, tokens: int) -> dict[str, A
         "other": LAYERS * (prompt_tokens > 1),
         "positions": [[start, stop, LAYERS]] if start < stop else [],
         "backends": {HYBRID: LAYERS},
-        "digest": DIGEST,
+        **SERVED,
     }
 
 
@@ -115,14 +118,39 @@ def make_run(pairs: str, *, path: Path = Path("nowhere"), **changes: Any) -> Run
     return Run(path=path, meta=make_meta(questions, **changes), questions=questions, responses=responses)
 
 
+def grades_of(run: Run) -> dict[str, dict[tuple[str, int], Grade]]:
+    """The grade of each response, by arm."""
+    questions = {question.id: question for question in run.questions}
+    return {arm: {(r.question, r.sample): grade(questions[r.question], r) for r in run.responses[arm]} for arm in ARMS}
+
+
+def compared(run: Run) -> Comparison:
+    """What a run says about its arms."""
+    return compare(run, grades_of(run))
+
+
+def make_sampled_run(rows: Sequence[str], **changes: Any) -> Run:
+    """A run of several samples a question: each row holds one word per sample."""
+    questions = tuple(make_question(number) for number in range(len(rows)))
+    responses = {
+        arm: tuple(
+            make_response(question.id, arm, word[side], sample=sample)
+            for question, row in zip(questions, rows, strict=True)
+            for sample, word in enumerate(row.split())
+        )
+        for side, arm in enumerate(ARMS)
+    }
+    meta = make_meta(questions, **changes)
+    meta["sampling"] |= {"samples": len(rows[0].split()), "temperature": 0.7}
+    return Run(path=Path("nowhere"), meta=meta, questions=questions, responses=responses)
+
+
 def write_run(run: Run) -> Path:
-    """Write a run's directory as the runner does; return its path."""
+    """Write a run's directory in the runner's format; return its path."""
     run.path.mkdir(parents=True)
     write_once(run.path / "run.json", dump(run.meta) + "\n")
     write_questions(run.path / "questions.jsonl", run.questions)
     for arm in ARMS:
-        journal = Journal(run.path / f"{arm}.jsonl")
-        for response in run.responses[arm]:
-            journal.append(response)
-        journal.close()
+        lines = [dump(to_json(response)) + "\n" for response in run.responses[arm]]
+        (run.path / f"{arm}.jsonl").write_text("".join(lines), encoding="utf-8")  # without the runner's fsyncs
     return run.path

@@ -83,7 +83,9 @@ def test_the_examples_in_docstrings_hold(name):
 
 
 def test_importing_the_statistics_loads_neither_scipy_nor_numpy():
-    code = "import sys, evalsuite.statistics; print([m for m in ('numpy', 'scipy', 'evalsuite.cli') if m in sys.modules])"
+    code = (
+        "import sys, evalsuite.statistics; print([m for m in ('numpy', 'scipy', 'evalsuite.cli') if m in sys.modules])"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
@@ -193,6 +195,21 @@ def test_thousands_of_discordant_pairs_neither_overflow_nor_lose_digits():
     assert 0 < tango_interval(lost=0, gained=0, pairs=1_000_000).high < 4e-6
 
 
+@pytest.mark.parametrize(
+    ("lost", "gained", "pairs", "margin", "regression", "shown"),
+    [
+        (0, 0, 198, 0.01, False, False),
+        (0, 0, 10, 0.05, False, False),
+        (40, 40, 1319, 0.05, False, True),
+        (25, 9, 198, 0.05, True, False),
+    ],
+)
+def test_the_figures_a_verdict_rests_on(lost, gained, pairs, margin, regression, shown):
+    assert (mcnemar(lost=lost, gained=gained).midp_one_sided <= 0.05) == regression
+    assert (tango_interval(lost=lost, gained=gained, pairs=pairs).low > -margin) == shown
+    assert (questions_needed(lost=lost, gained=gained, pairs=pairs, margin=margin) == 0) == shown
+
+
 # Refused input
 
 
@@ -203,22 +220,37 @@ def test_thousands_of_discordant_pairs_neither_overflow_nor_lose_digits():
         (lambda: mcnemar(lost=1, gained=2.5), "gained must be a whole number of at least 0, found 2.5"),
         (lambda: tango_interval(lost=1, gained=1, pairs="9"), "pairs must be a whole number of at least 0, found '9'"),
         (lambda: tango_interval(lost=5, gained=6, pairs=10), "lost + gained must not exceed pairs, found 5 + 6 > 10"),
-        (lambda: tango_interval(lost=0, gained=0, pairs=9, confidence=95), "confidence must lie strictly between 0 and"),
+        (
+            lambda: tango_interval(lost=0, gained=0, pairs=9, confidence=95),
+            "confidence must lie strictly between 0 and",
+        ),
         (lambda: tango_score(lost=0, gained=0, pairs=9, difference=1), "difference must lie strictly between -1 and 1"),
         (lambda: noninferiority(lost=0, gained=0, pairs=9, margin=0), "margin must lie strictly between 0 and 1, fou"),
-        (lambda: noninferiority(lost=0, gained=0, pairs=9, margin=-0.1), "margin must lie strictly between 0 and 1, fo"),
+        (
+            lambda: noninferiority(lost=0, gained=0, pairs=9, margin=-0.1),
+            "margin must lie strictly between 0 and 1, fo",
+        ),
         (lambda: noninferiority(lost=0, gained=0, pairs=9, margin=math.nan), "margin must lie strictly between 0 and "),
         (lambda: equivalence(lost=0, gained=0, pairs=9, margin=1), "margin must lie strictly between 0 and 1, found 1"),
         (lambda: questions_needed(lost=0, gained=0, pairs=9, margin=0.1, power=1), "power must lie strictly between 0"),
-        (lambda: regression_power(pairs=9, lost_rate=0.7, gained_rate=0.6), "lost_rate and gained_rate must be at leas"),
+        (
+            lambda: regression_power(pairs=9, lost_rate=0.7, gained_rate=0.6),
+            "lost_rate and gained_rate must be at leas",
+        ),
         (lambda: regression_power(pairs=9, lost_rate=0.1, gained_rate=0, alpha=0), "alpha must lie strictly between 0"),
         (lambda: pairs_to_detect(loss=0.2, discordance=0.1), "loss must be above 0 and at most discordance, found 0.2"),
         (lambda: nam_liu_pairs(margin=0.1, discordance=0.2, difference=-0.1), "difference must exceed -margin and be "),
         (lambda: holm([0.1, 1.5]), "p-values must lie between 0 and 1, found 1.5"),
         (lambda: stratified_interval([]), "tasks must hold at least one task, found none"),
         (lambda: stratified_interval([Counts(lost=0, gained=0, pairs=0)]), "every task must have at least one pair"),
-        (lambda: rao_scott(baseline_right=[1], candidate_right=[], samples=4), "both arms must have the same questions"),
-        (lambda: rao_scott(baseline_right=[5], candidate_right=[1], samples=4), "right samples must not exceed samples"),
+        (
+            lambda: rao_scott(baseline_right=[1], candidate_right=[], samples=4),
+            "both arms must have the same questions",
+        ),
+        (
+            lambda: rao_scott(baseline_right=[5], candidate_right=[1], samples=4),
+            "right samples must not exceed samples",
+        ),
         (lambda: rao_scott(baseline_right=[], candidate_right=[], samples=0), "samples must be at least 1, found 0"),
         (lambda: watch([2], margin=0.1), "outcomes must lie between -1 and 1, found 2"),
         (lambda: list(loss_wealth([0], beyond=-0.1)), "beyond must be at least 0 and below 1, found -0.1"),
@@ -227,7 +259,11 @@ def test_thousands_of_discordant_pairs_neither_overflow_nor_lose_digits():
             lambda: intention_to_treat(
                 Counts(lost=0, gained=0, pairs=1),
                 Errored(
-                    candidate_only_right=-1, candidate_only_wrong=0, baseline_only_right=0, baseline_only_wrong=0, both=0
+                    candidate_only_right=-1,
+                    candidate_only_wrong=0,
+                    baseline_only_right=0,
+                    baseline_only_wrong=0,
+                    both=0,
                 ),
             ),
             "candidate_only_right must be a whole number of at least 0, found -1",

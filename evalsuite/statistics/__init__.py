@@ -31,8 +31,10 @@ from ._noninferiority import (
     smallest_margin,
 )
 from ._power import (
+    Test,
     connor_pairs,
     miettinen_pairs,
+    most_lost,
     nam_liu_pairs,
     noninferiority_power,
     pairs_to_detect,
@@ -41,6 +43,7 @@ from ._power import (
     smallest_detectable_loss,
     smallest_provable_margin,
 )
+from ._stopping import Stopping, stopping
 from ._tango import Interval, tango_interval, tango_score
 from ._tasks import Stratified, holm, pooled, stratified_interval, stratified_score
 
@@ -55,7 +58,9 @@ __all__ = [
     "Interval",
     "McNemar",
     "NonInferiority",
+    "Stopping",
     "Stratified",
+    "Test",
     "best_bet",
     "best_case",
     "bonett_price_interval",
@@ -70,6 +75,7 @@ __all__ = [
     "mcnemar",
     "miettinen_pairs",
     "mixture_evidence",
+    "most_lost",
     "nam_liu_pairs",
     "newcombe_interval",
     "noninferiority",
@@ -84,6 +90,7 @@ __all__ = [
     "smallest_detectable_loss",
     "smallest_margin",
     "smallest_provable_margin",
+    "stopping",
     "stratified_interval",
     "stratified_score",
     "tango_interval",

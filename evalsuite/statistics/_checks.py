@@ -29,6 +29,13 @@ def fraction(name: str, value: float) -> float:
     return float(value)
 
 
+def share(name: str, value: float) -> float:
+    """Return `value`. Raises ValueError unless it lies from 0 to 1, both allowed."""
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} must lie from 0 to 1, found {value!r}")
+    return float(value)
+
+
 def probabilities(*, lost_rate: float, gained_rate: float) -> tuple[float, float]:
     """Return the two. Raises ValueError unless both are at least 0 and their sum is at most 1."""
     if not (lost_rate >= 0 and gained_rate >= 0 and lost_rate + gained_rate <= 1):

@@ -14,15 +14,21 @@ References: I. Waudby-Smith, A. Ramdas, JRSS B 86 (2024) 1-27; A. Ramdas et al.,
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import _checks
 
-# Before the first question the bets assume that 15 % of pairs are discordant, with the weight of 40 questions. Any
-# values are valid; these need few questions for the discordances that deterministic decoding shows (5 to 25 %).
-_PRIOR_DISCORDANCE = 0.15
-_PRIOR_QUESTIONS = 40
-_DESIGN_DROP = 0.08
-"""The loss, beyond what the hypothesis allows, that bets against it are made for."""
+if TYPE_CHECKING:
+    from numpy import ndarray
+
+# Before the first question the bets assume that 15 % of pairs are discordant, and bets on a loss that it is 8 points
+# larger than the hypothesis allows, both with the weight of 40 questions. Any values are valid; these need few
+# questions for the discordances of deterministic decoding (5 to 25 %) and the losses that 198 questions can show.
+PRIOR_DISCORDANCE = 0.15
+PRIOR_QUESTIONS = 40
+_PRIOR_EXCESS = 0.08
+MOST_STAKED = 0.999
+"""Share of wealth that a bet against "the loss is at least the margin" may put at risk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +64,14 @@ class ConfidenceSequence:
     confidence: float
 
 
-def best_bet(*, lost_rate: float, gained_rate: float, margin: float) -> float:
+Rate = TypeVar("Rate", float, "ndarray[Any, Any]")
+
+
+def best_bet(*, lost_rate: Rate, gained_rate: Rate, margin: float) -> Rate:
     """Return the bet against "the difference is at most -margin" under which log wealth grows fastest, if rates hold.
 
-    A bet multiplies wealth by 1 + bet * (outcome + margin). gained_rate - lost_rate must exceed -margin.
+    A bet multiplies wealth by 1 + bet * (outcome + margin). gained_rate - lost_rate must exceed -margin. The rates may
+    be arrays.
     """
     neither = 1 - lost_rate - gained_rate
     edge = gained_rate - lost_rate + margin
@@ -70,7 +80,9 @@ def best_bet(*, lost_rate: float, gained_rate: float, margin: float) -> float:
         - lost_rate * (1 - margin) * (1 + 2 * margin)
         + 2 * neither * margin**2
     )
-    return 2 * edge / (-b + math.sqrt(b * b + 4 * margin * (1 - margin**2) * edge))
+    root: Rate = (b * b + 4 * margin * (1 - margin**2) * edge) ** 0.5
+    bet: Rate = 2 * edge / (root - b)
+    return bet
 
 
 def noninferiority_wealth(outcomes: Iterable[float], *, margin: float) -> Iterator[float]:
@@ -88,7 +100,7 @@ def noninferiority_wealth(outcomes: Iterable[float], *, margin: float) -> Iterat
     wealth = 0.0
     for outcome, discordance in _with_discordance(outcomes):
         half = discordance / 2
-        bet = min(best_bet(lost_rate=half, gained_rate=half, margin=margin), 0.999 / (1 - margin))
+        bet = min(best_bet(lost_rate=half, gained_rate=half, margin=margin), MOST_STAKED / (1 - margin))
         wealth += math.log1p(bet * (outcome + margin))
         yield wealth
 
@@ -96,8 +108,9 @@ def noninferiority_wealth(outcomes: Iterable[float], *, margin: float) -> Iterat
 def loss_wealth(outcomes: Iterable[float], *, beyond: float = 0.0) -> Iterator[float]:
     """Yield, after each outcome, the log wealth of bets against "the mean outcome is at least -beyond".
 
-    At log(1 / alpha) a loss of more than `beyond` is shown; with 0, the default, a regression. See
-    `noninferiority_wealth`.
+    At log(1 / alpha) a loss of more than `beyond` is shown; with 0, the default, a regression. Bets follow the loss and
+    the discordance seen so far: a loss of 2 points over thousands of questions is found, as is a broken candidate
+    within ten. See `noninferiority_wealth`.
 
     Raises
     ------
@@ -107,9 +120,12 @@ def loss_wealth(outcomes: Iterable[float], *, beyond: float = 0.0) -> Iterator[f
     if not 0 <= beyond < 1:
         raise ValueError(f"beyond must be at least 0 and below 1, found {beyond!r}")
     wealth = 0.0
+    excess, weight = _PRIOR_EXCESS * PRIOR_QUESTIONS, PRIOR_QUESTIONS
     for outcome, discordance in _with_discordance(outcomes):
-        bet = min(_DESIGN_DROP / discordance, 0.9 / (1 + beyond))
+        bet = min(max(excess, 0.0) / weight / discordance, 0.9 / (1 + beyond))
         wealth += math.log1p(-bet * (outcome + beyond))
+        excess -= outcome + beyond
+        weight += 1
         yield wealth
 
 
@@ -163,7 +179,7 @@ def watch(outcomes: Iterable[float], *, margin: float, alpha: float = 0.05) -> E
     >>> watch([0] * 198, margin=0.05).noninferior_at
     110
     >>> watch([-1, 0] * 99, margin=0.05).regression_at
-    17
+    11
     """
     alpha = _checks.fraction("alpha", alpha)
     outcomes = tuple(outcomes)
@@ -215,11 +231,11 @@ def confidence_sequence(outcomes: Iterable[float], *, confidence: float = 0.95) 
     truths = np.arange(1 - steps, steps) / steps
     log_wealth = np.zeros((2, len(truths)))
     most = np.zeros((2, len(truths)))
-    lost = gained = _PRIOR_QUESTIONS * _PRIOR_DISCORDANCE / 2
+    lost = gained = PRIOR_QUESTIONS * PRIOR_DISCORDANCE / 2
     seen = 0
     for outcome in outcomes:
         _check_outcome(outcome)
-        rates = lost / (seen + _PRIOR_QUESTIONS), gained / (seen + _PRIOR_QUESTIONS)
+        rates = lost / (seen + PRIOR_QUESTIONS), gained / (seen + PRIOR_QUESTIONS)
         for side, (sign, lost_rate, gained_rate) in enumerate(((1, *rates), (-1, *reversed(rates)))):
             # The mirror image: with the arms exchanged a truth t reads -t.
             truth = sign * truths
@@ -253,7 +269,7 @@ def _reached(log_wealth: Iterable[float], alpha: float) -> tuple[int | None, flo
 
 def _with_discordance(outcomes: Iterable[float]) -> Iterator[tuple[float, float]]:
     """Yield each outcome with the discordance expected before it was seen."""
-    total, weight = _PRIOR_DISCORDANCE * _PRIOR_QUESTIONS, _PRIOR_QUESTIONS
+    total, weight = PRIOR_DISCORDANCE * PRIOR_QUESTIONS, PRIOR_QUESTIONS
     for outcome in outcomes:
         _check_outcome(outcome)
         yield outcome, total / weight

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from . import _checks
 from ._distributions import normal_quantile
+from ._exact import tango_scores
 from ._tango import restricted_lost_rate
 
 if TYPE_CHECKING:
@@ -107,10 +108,10 @@ def smallest_detectable_loss(
 ) -> float | None:
     """Return the smallest true loss, a fraction, that `regression_power` finds with the power wanted.
 
-    `discordance` is the share of pairs that are lost or gained, strictly between 0 and 1; the loss is the difference
-    of the two shares. None if even losing all discordant pairs would be seen too rarely.
+    `discordance` is the share of pairs that are lost or gained, from 0 to 1; the loss is the difference of the two
+    shares. None if even losing all discordant pairs would be seen too rarely.
     """
-    discordance, power = _checks.fraction("discordance", discordance), _checks.fraction("power", power)
+    discordance, power = _checks.share("discordance", discordance), _checks.fraction("power", power)
 
     def seen(loss: float) -> bool:
         lost_rate = (discordance + loss) / 2
@@ -134,7 +135,7 @@ def smallest_provable_margin(
     Found with `noninferiority_power`, whose parameters and errors these are; `discordance` is the share of pairs that
     are lost or gained. None if no margin below 1 is shown often enough.
     """
-    discordance, power = _checks.fraction("discordance", discordance), _checks.fraction("power", power)
+    discordance, power = _checks.share("discordance", discordance), _checks.fraction("power", power)
 
     def shown(margin: float) -> bool:
         half = discordance / 2
@@ -142,6 +143,21 @@ def smallest_provable_margin(
 
     most = 1 - 1e-9
     return _bisect(shown, most) if shown(most) else None
+
+
+def most_lost(*, discordant: int, pairs: int, margin: float, alpha: float = 0.025) -> int | None:
+    """Return how many of the discordant pairs may be lost with the margin still shown, or None if none may.
+
+    By the score test of `noninferiority`; errors are those of `noninferiority_power`, or discordant > pairs.
+    """
+    import numpy as np
+
+    discordant, _, pairs = _checks.counts(lost=discordant, gained=0, pairs=pairs)
+    margin, alpha = _checks.fraction("margin", margin), _checks.fraction("alpha", alpha)
+    if not pairs:
+        return None
+    lost = int(_most_lost(np.array([discordant]), pairs, margin, alpha)[0])
+    return lost if lost >= 0 else None
 
 
 def pairs_to_detect(
@@ -232,7 +248,7 @@ def nam_liu_pairs(
     ----------
     J. Nam, Biometrics 53 (1997) 1422-1430. J. Liu et al., Statistics in Medicine 21 (2002) 231-245.
     """
-    margin, discordance = _checks.fraction("margin", margin), _checks.fraction("discordance", discordance)
+    margin, discordance = _checks.fraction("margin", margin), _checks.share("discordance", discordance)
     if not (-margin < difference and abs(difference) <= discordance):
         raise ValueError(f"difference must exceed -margin and be within discordance, found {difference!r}")
     z, z_power = _quantiles(alpha, power, two_sided=False)
@@ -248,8 +264,8 @@ def _quantiles(alpha: float, power: float, two_sided: bool) -> tuple[float, floa
 
 
 def _lost_rate(loss: float, discordance: float) -> float:
-    """Return P(lost). Raises ValueError unless 0 < loss <= discordance < 1."""
-    if not 0 < loss <= discordance < 1:
+    """Return P(lost). Raises ValueError unless 0 < loss <= discordance <= 1."""
+    if not 0 < loss <= discordance <= 1:
         raise ValueError(f"loss must be above 0 and at most discordance, found {loss!r} and {discordance!r}")
     return (discordance + loss) / 2
 
@@ -298,8 +314,6 @@ def _most_gained(discordant: "ndarray", alpha: float, test: Test) -> "ndarray":
 
 def _most_lost(discordant: "ndarray", pairs: int, margin: float, alpha: float) -> "ndarray":
     """Return for each number of discordant pairs the most lost ones with which the margin is shown, or -1."""
-    from ._exact import tango_scores
-
     z = normal_quantile(alpha)
     return _most(lambda lost: tango_scores(lost, discordant - lost, pairs, margin) >= z, discordant)
 

@@ -1,0 +1,1 @@
+"""What is asked: lm-eval task files, and the functions that they name."""

@@ -1,0 +1,187 @@
+"""What a user types: every wrong input is one clear line and exit code 2, and loses nothing."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from evalsuite.cli import main
+from made_runs import write_run
+
+CSV = "Question,Correct Answer,Incorrect Answer 1,Incorrect Answer 2,Incorrect Answer 3,Record ID,Subdomain\n"
+Check = Callable[[list[str], str], None]
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Check:
+    """Return a check that a command line is refused with one line that says `expected`, and writes no run."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    def check(arguments: list[str], expected: str) -> None:
+        try:
+            code = main(arguments)
+        except SystemExit as stop:  # argparse
+            code = int(stop.code or 0)
+        out, err = capsys.readouterr()
+        assert code == 2, (out, err)
+        assert "Traceback" not in err
+        assert expected in err
+        assert err.strip().splitlines()[-1].startswith("evalsuite")
+        assert not (tmp_path / "runs").exists()
+
+    return check
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["run", "gpqaa"], "gpqa"),
+        (["run", "--budget", "0"], "whole number from 1"),
+        (["run", "--budget", "-5"], "--budget"),
+        (["run", "--budget", "many"], "whole number from 1"),
+        (["run", "--budget", "100000", "--limit", "1"], "the model's context has 8192"),
+        (["run", "--limit", "0"], "whole number from 1"),
+        (["run", "--samples", "3"], "--temperature"),
+        (["run", "--temperature", "-1"], "is no temperature"),
+        (["run", "--margin", "0"], "is no margin"),
+        (["run", "--margin", "1"], "is no margin"),
+        (["run", "--margin", "nan"], "is no margin"),
+        (["run", "--baseline", "fa4"], "did you mean"),
+        (["run", "--baseline", "http://"], "no server address"),
+        (["run", "--arms", "nowhere.toml"], "nowhere.toml"),
+        (["run", "--model", "./nowhere"], "does not exist"),
+        (["run", "--model", "."], "no config.json"),
+        (["run", "gpqa", "--data", "nowhere.csv"], "nowhere.csv"),
+        (["run", "gpqa"], "--data"),
+        (["run", "--include-path", "nowhere"], "nowhere"),
+        (["report", "nowhere"], "no run directory"),
+        (["gate", "nowhere", "--margin", "0.05"], "no run directory"),
+        (["gate", "nowhere"], "--margin"),
+        (["compare", "nowhere", "elsewhere"], "nowhere"),
+        (["measure"], "invalid choice"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_arguments_are_refused(refused: Check, arguments: list[str], expected: str) -> None:
+    refused(arguments, expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "Question"),
+        ("Question,Answer\nWhy?,Because\n", "Correct Answer"),
+        (CSV, "no question"),
+        (CSV + "Why?,a,b,c,,r1,Physics\n", "row"),
+        (CSV + "Why?,a,b,c,d,r1,Physics\nWhy?,a,b,c,d,r1,Physics\n", "r1"),
+        ("\udcff", "UTF-8"),
+    ],
+    ids=["empty", "columns", "no-rows", "empty-cell", "twice", "encoding"],
+)
+def test_a_wrong_csv_is_refused(refused: Check, tmp_path: Path, text: str, expected: str) -> None:
+    file = tmp_path / "questions.csv"
+    file.write_text(text, errors="surrogateescape")
+    refused(["run", "gpqa", "--data", str(file)], expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[arm", "TOML"),
+        ("a = 1\n", "[arm.NAME]"),
+        ("[arm.mine]\nflags = []\n", "'flags'"),
+        ('[arm.mine]\nargs = "--x"\n', "args"),
+        ("[arm.mine]\nargs = [1]\n", "quote numbers"),
+        ('[arm.mine]\nlike = "fa9"\n', "fa9"),
+        ('[arm.mine]\nkernel = "fast"\n', "'split_kv'"),
+        ("[arm.fa2]\nargs = []\n", "preset"),
+    ],
+)
+def test_a_wrong_arms_file_is_refused(refused: Check, tmp_path: Path, text: str, expected: str) -> None:
+    (tmp_path / "arms.toml").write_text(text)
+    refused(["arms", "--arms", "arms.toml"], expected)
+
+
+def test_a_limit_beyond_the_set_says_how_many_there_are(refused: Check, data: Path) -> None:
+    refused(["run", "gpqa", "--data", str(data / "gpqa_made_up.csv"), "--limit", "1000"], "1000")
+
+
+def test_a_run_directory_that_holds_something_else_is_refused(refused: Check, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("precious")
+    refused(["run", "--limit", "1", "--run", "mine"], "holds other files")
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "precious"
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"question": 1}', "null"])
+def test_foreign_lines_are_refused_by_number(refused: Check, tmp_path: Path, line: str) -> None:
+    run = write_run(tmp_path / "run")
+    with (run / "candidate.jsonl").open("a") as file:
+        file.write(line + "\n")
+    refused(["report", str(run)], "candidate.jsonl, line")
+
+
+def test_one_response_file_given_twice_is_refused(refused: Check, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    refused(["compare", str(run / "baseline.jsonl"), str(run / "baseline.jsonl")], "given twice")
+
+
+def test_verdict_text_json_and_exit_code_agree(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    printed = main(["compare", str(run), str(run)])
+    text = capsys.readouterr().out
+    assert main(["compare", str(run), str(run), "--json"]) == printed
+    data = json.loads(capsys.readouterr().out)
+    assert data["exit_code"] == printed
+    assert f"exit code {printed}" in text
+    assert data["verdict"] in text
+
+
+def test_report_and_gate_decide_alike(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    assert main(["report", str(run)]) == 0
+    loose, tight = main(["gate", str(run), "--margin", "0.9"]), main(["gate", str(run), "--margin", "0.001"])
+    assert (loose, tight) == (0, 3)
+    capsys.readouterr()
+
+
+def test_a_copied_run_is_still_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run")
+    main(["report", str(run)])
+    shutil.copytree(run, tmp_path / "copy")
+    main(["report", str(tmp_path / "copy")])
+    capsys.readouterr()
+    assert (run / "report.md").read_bytes() == (tmp_path / "copy" / "report.md").read_bytes()
+
+
+def test_help_answers_at_once_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, evalsuite.cli, evalsuite.report, evalsuite.sides; evalsuite.cli.build_parser().format_help(); "
+        "print({'torch', 'lm_eval', 'datasets', 'vllm', 'transformers', 'scipy.stats'} & set(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+    best = min(_seconds([sys.executable, "-m", "evalsuite", "--help"]) for _ in range(3))
+    assert best < 0.3
+
+
+def _seconds(command: list[str]) -> float:
+    start = time.monotonic()
+    subprocess.run(command, capture_output=True, check=True)
+    return time.monotonic() - start
+
+
+def test_lists_need_no_network(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert main(["tasks"]) == 0
+    assert main(["arms"]) == 0
+    out = capsys.readouterr().out
+    for name in ("gpqa", "gsm8k", "mmlu_pro", "math500", "fa2", "hybrid", "cpu-hybrid"):
+        assert name in out
