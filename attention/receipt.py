@@ -114,8 +114,8 @@ class ReceiptExtension:
 
         Read from the layers' own implementation objects, not from the configuration that asked for them:
         "backends" and "backend_names" count layers per implementation class and per backend name;
-        "flash_attn_version" is null unless all layers that have one agree. "max_num_batched_tokens" is the longest chunk
-        of a prompt that one step prefills.
+        "flash_attn_version" is null unless all layers that have one agree. "max_num_batched_tokens" is the longest
+        chunk of a prompt that one step prefills.
         """
         import vllm
 

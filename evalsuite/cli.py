@@ -51,7 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="evalsuite",
-        description="Did making serving faster make the answers worse? Same questions, two vLLM arms, a paired verdict.",
+        description="Did making serving faster make the answers worse? Two vLLM arms, one set of questions, a verdict.",
         epilog="exit codes: 0 PASS or NOT DETECTED, 1 FAIL, 2 usage or environment, 3 INCONCLUSIVE, 4 INVALID",
     )
     parser.add_argument("--version", action="version", version=f"evalsuite {__version__}")

@@ -19,6 +19,9 @@ NOT_BINARY = frozenset(
     {"bleu", "chrf", "ter", "f1", "rouge1", "rouge2", "rougeL", "rougeLsum", "bert_score", "perplexity"}
 )
 
+WRONG_FILE = (ImportError, SyntaxError, AttributeError, LookupError, TypeError, ValueError, ArithmeticError)
+"""What a task file and its functions raise when they are wrong."""
+
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
@@ -46,7 +49,7 @@ def pinned_random() -> Iterator[None]:
 
 def shipped_folder() -> str:
     """Return where the shipped task files lie."""
-    import evalsuite_tasks
+    import evalsuite_tasks  # type: ignore[import-not-found,unused-ignore]
 
     return str(next(iter(evalsuite_tasks.__path__)))
 
@@ -78,17 +81,31 @@ def entry_of(manager: Any, name: str, *, asked: str) -> Any:
         raise UserError(f"no task is named {asked!r}; {hint}")
     if name not in manager.all_subtasks:
         members = (entry.cfg or {}).get("task") or sorted(entry.tags)
-        named = [member for member in members if isinstance(member, str)][:5]
+        prefix = BUILT_IN if asked.startswith(BUILT_IN) else ""
+        named = [prefix + member for member in members if isinstance(member, str)][:5]
         raise UserError(f"{asked!r} is a group of tasks; ask for one of them: {', '.join(named) or 'see its file'}")
+    _check_output_type((entry.cfg or {}).get("output_type", "generate_until"), asked)  # before its data are fetched
     return entry
 
 
-def build(manager: Any, name: str, *, asked: str, data_hint: str = "") -> Any:
-    """Return the built lm-eval task, its data loaded. What the hub or a task's own file gets wrong is a UserError."""
+def _check_output_type(output_type: str, asked: str) -> None:
+    if output_type != "generate_until":
+        raise UserError(
+            f"{asked} can't be used: its output_type is {output_type}; expected generate_until, an answer in words"
+        )
+
+
+def build(manager: Any, name: str, *, asked: str, shipped: bool = False, data_hint: str = "") -> Any:
+    """Return the built lm-eval task, its data loaded.
+
+    Trouble with the hub is a UserError, and so is a wrong task file unless it is `shipped`: then it is a bug of ours.
+    """
+    wrong_file = () if shipped else WRONG_FILE
     with quiet(), pinned_random():
         from datasets.exceptions import DatasetsError
         from httpx import HTTPError
         from huggingface_hub.errors import HfHubHTTPError
+        from jinja2 import TemplateError
 
         try:
             return manager.load(name)["tasks"][name]
@@ -96,12 +113,11 @@ def build(manager: Any, name: str, *, asked: str, data_hint: str = "") -> Any:
             raise
         except (DatasetsError, HTTPError, HfHubHTTPError, OSError) as error:
             raise UserError(f"{asked}: {_hub_trouble(error)}{data_hint}") from error
-        except IndexError as error:
-            raise UserError(f"{asked} has no questions; expected at least one in its test split") from error
-        except (ImportError, AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UserError(
-                f"{asked} can't be built ({type(error).__name__}: {first_line(error)}); mend its file"
-            ) from error
+        except (*wrong_file, TemplateError) as error:
+            if isinstance(error, IndexError):
+                raise UserError(f"{asked} has no questions; expected at least one in its test split") from error
+            line = f"{type(error).__name__}: {first_line(error)}"
+            raise UserError(f"{asked} can't be built ({line}); mend its file") from error
 
 
 def _hub_trouble(error: Exception) -> str:
@@ -124,6 +140,8 @@ def chat_requests(
     """Return (lm-eval instance, chat messages) of each question, worked examples as turns of their own."""
     task.set_fewshot_seed(seed)
     with quiet(), pinned_random():
+        from jinja2 import TemplateError
+
         try:
             task.build_all_requests(
                 limit=limit,
@@ -131,7 +149,7 @@ def chat_requests(
                 fewshot_as_multiturn=True,
                 chat_template=lambda messages, add_generation_prompt=True: json.dumps(messages),
             )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (*WRONG_FILE, TemplateError) as error:
             line = f"{type(error).__name__}: {first_line(error)}"
             raise UserError(f"{asked}: its prompts can't be built ({line}); mend its file") from error
     return [(instance, tuple(json.loads(instance.args[0]))) for instance in task.instances]
@@ -142,10 +160,9 @@ def check_foreign(task: Any, asked: str) -> tuple[str, str]:
 
     Raises UserError for a task that two chat servers can't be compared on.
     """
+    _check_output_type(task.OUTPUT_TYPE, asked)
     trouble = None
-    if task.OUTPUT_TYPE != "generate_until":
-        trouble = f"its output_type is {task.OUTPUT_TYPE}; expected generate_until, where the model writes an answer"
-    elif getattr(task, "UNSAFE_CODE", False):
+    if getattr(task, "UNSAFE_CODE", False):
         trouble = "it executes what the model writes; evalsuite does not"
     elif getattr(task, "MULTIMODAL", False):
         trouble = "it shows images or plays sound; evalsuite asks with text only"

@@ -5,7 +5,7 @@ line, keys sorted, `null` where something is not known.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 ARMS: tuple[Literal["baseline"], Literal["candidate"]] = ("baseline", "candidate")
@@ -57,7 +57,7 @@ class Response:
 
 def to_json(record: Question | Response) -> dict[str, Any]:
     """Return the record as a JSON-ready dictionary."""
-    return asdict(record)
+    return {f.name: getattr(record, f.name) for f in fields(record)}  # asdict would copy every token
 
 
 def question_from_json(data: Mapping[str, Any]) -> Question:

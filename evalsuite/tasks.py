@@ -98,7 +98,7 @@ def _load_shipped(config: Mapping[str, Any], *, limit: int | None, data: Path | 
         options["questions"] = limit or metadata["questions"]
     manager = harness.open_index(None, metadata=options)
     hint = "" if generated else "; or give the set as a file with --data"
-    task = harness.build(manager, name, asked=name, data_hint=hint)
+    task = harness.build(manager, name, asked=name, shipped=True, data_hint=hint)
     asked = harness.chat_requests(task, limit=None, seed=seed, asked=name)
     if not generated:
         asked.sort(key=lambda pair: hashlib.sha256(f"{seed}/{pair[0].doc['id']}".encode()).digest())

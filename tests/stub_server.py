@@ -156,7 +156,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Type", "text/event-stream; charset=utf-8")
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
-            for data in stream(body, how):
+            words = WORDS * self.server.options.repeat
+            for data in stream(body, words[: body["max_tokens"]], how):
                 event = f"data: {data}\n\n".encode()
                 self.wfile.write(f"{len(event):x}\r\n".encode() + event + b"\r\n")
                 self.wfile.flush()
@@ -166,20 +167,19 @@ class Handler(BaseHTTPRequestHandler):
                     time.sleep(600)
             self.wfile.write(b"0\r\n\r\n")
             prompt = len(body.get("prompt", WARM_UP))
-            self.server.positions.append([prompt + 1, prompt + min(body["max_tokens"], len(WORDS)), LAYERS])
+            self.server.positions.append([prompt + 1, prompt + min(body["max_tokens"], len(words)), LAYERS])
         else:
             ids = {} if self.server.options.plain else {"token_ids": [1000]}
             message = {"role": "assistant", "content": WORDS[0]}
             self._reply(200, {"choices": [{"index": 0, "message": message, "finish_reason": LENGTH, **ids}]})
 
 
-def stream(body: dict[str, Any], how: str | None) -> Iterator[str]:
+def stream(body: dict[str, Any], words: tuple[str, ...], how: str | None) -> Iterator[str]:
     """Yield the events of one response, token by token."""
     chat, extended = "messages" in body, "return_token_ids" in body
     frame = {"id": "stub", "object": "text_completion", "created": 0, "model": body["model"]}
     if chat:
         yield dump({**frame, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
-    words = WORDS[: body["max_tokens"]]
     if how == "halves":
         words = ("\ud83d", "\ude00", "\ud83d")
     for index, word in enumerate(words):
@@ -269,6 +269,7 @@ def main() -> None:
     parser.add_argument("--seen", type=Path, help="file that gets one line for each request")
     parser.add_argument("--plain", action="store_true", help="refuse vLLM's additions to the API")
     parser.add_argument("--api-key")
+    parser.add_argument("--repeat", type=int, default=1, help="say WORDS so often")
     options, _ = parser.parse_known_args()
     died = options.misbehave == "never-again" and options.seen.exists() and '"hit": true' in options.seen.read_text()
     if died or options.misbehave == "crash":

@@ -1,6 +1,6 @@
 """Two real vLLM servers on the CPU, killed on the way: every question is answered once, and receipts prove by whom.
 
-    .venv/bin/python -m pytest tests/test_end_to_end.py      (about five minutes on two cores)
+.venv/bin/python -m pytest tests/test_end_to_end.py      (about five minutes on two cores)
 """
 
 import json
@@ -63,7 +63,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert any(is_server(child) for child in started)
     first.kill()
     first.communicate()
-    gone, alive = psutil.wait_procs(started, timeout=30)
+    _, alive = psutil.wait_procs(started, timeout=30)
     assert not alive, f"still running after evalsuite was killed: {[process.cmdline() for process in alive]}"
     second = start(folder)
     out, err = second.communicate(timeout=400)

@@ -13,7 +13,7 @@ IMPATIENT = [sys.executable, "-c", "from evalsuite import guard; guard.PATIENCE 
 
 # A command with a child in its process group and one in a session of its own, as a daemon would be.
 FAMILY = "sleep 600 & echo $!; setsid sleep 600 & echo $!; echo $$; wait"
-STUBBORN = "trap '' TERM; sleep 600 & echo $!; setsid sleep 600 & echo $!; echo $$; while :; do wait; done"
+STUBBORN = "trap '' TERM; sleep 600 & echo $!; setsid sleep 600 & echo $!; echo $$; while :; do sleep 0.1; done"
 
 
 def start(guard: list[str], script: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:

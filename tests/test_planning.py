@@ -75,6 +75,11 @@ def test_the_detectable_losses_are_those_specified(two_sided, table):
         assert row.discordant == pytest.approx(198 * row.discordance)
 
 
+def test_a_loss_that_no_test_can_find_is_none():
+    (row,) = planning.detectable(pairs=20, two_sided=False, discordances=(0.05,))
+    assert row.exact is row.midp is row.connor is None
+
+
 def test_the_questions_needed_are_those_specified():
     rows = planning.needed(pairs=198)
     assert {(row.margin, row.discordance) for row in rows} == set(NEEDED)

@@ -16,6 +16,7 @@ from stub_server import WARM_UP, WORDS, running, started
 
 from evalsuite import runner, server
 from evalsuite.arms import Arm
+from evalsuite.cli import main
 from evalsuite.client import Prompt, Sampling
 from evalsuite.errors import UserError
 from evalsuite.journal import dump, load_run
@@ -322,3 +323,15 @@ def test_the_default_folder_is_the_same_for_the_same_plan_and_another_for_anothe
     named = replace(plan, meta=merge(plan.meta, {"task": {"name": "lm-eval:a/b"}}))
     assert runner.default_folder(plan) == runner.default_folder(again) != runner.default_folder(other)
     assert runner.default_folder(named).parent == Path("runs")
+
+
+def test_the_command_line_compares_two_attached_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with running() as one, running("--plain") as two:
+        code = main(["run", "--limit", "3", "--baseline", one, "--candidate", two, "--run", str(tmp_path / "run")])
+    out, err = capsys.readouterr()
+    assert code == 3, err
+    assert "INCONCLUSIVE: the baseline got 0 of 3 questions right" in out
+    assert "candidate: the path is not proven" in out
+    run = load_run(tmp_path / "run")
+    assert [arm["url"] for arm in run.meta["arms"].values()] == [one, two]
+    assert [len(run.responses[side]) for side in ARMS] == [3, 3]

@@ -26,6 +26,7 @@ from evalsuite.statistics import (
     loss_wealth,
     mcnemar,
     mixture_evidence,
+    most_lost,
     nam_liu_pairs,
     newcombe_interval,
     noninferiority,
@@ -37,7 +38,9 @@ from evalsuite.statistics import (
     smallest_detectable_loss,
     smallest_margin,
     smallest_provable_margin,
+    stopping,
     stratified_interval,
+    stratified_score,
     tango_interval,
     tango_score,
     watch,
@@ -162,6 +165,7 @@ def test_no_pairs_give_no_evidence_and_no_division():
     assert noninferiority_power(pairs=0, lost_rate=0.1, gained_rate=0.1, margin=0.05) == 0
     assert smallest_detectable_loss(pairs=0, discordance=0.1) is None
     assert smallest_provable_margin(pairs=0, discordance=0.1) is None
+    assert most_lost(discordant=0, pairs=0, margin=0.05) is None
     assert watch([], margin=0.05).p_noninferior == 1 and mixture_evidence(lost=0, gained=0) == pytest.approx(0)
     assert confidence_sequence([]).low == -1 and confidence_sequence([]).high == 1
     assert rao_scott(baseline_right=[], candidate_right=[], samples=4).p_regression == 1
@@ -240,6 +244,8 @@ def test_the_figures_a_verdict_rests_on(lost, gained, pairs, margin, regression,
         (lambda: regression_power(pairs=9, lost_rate=0.1, gained_rate=0, alpha=0), "alpha must lie strictly between 0"),
         (lambda: pairs_to_detect(loss=0.2, discordance=0.1), "loss must be above 0 and at most discordance, found 0.2"),
         (lambda: nam_liu_pairs(margin=0.1, discordance=0.2, difference=-0.1), "difference must exceed -margin and be "),
+        (lambda: stratified_score([], difference=-1), "difference must lie strictly between -1 and 1, found -1"),
+        (lambda: stopping(pairs=9, margin=0.1, discordance=0.1, runs=0), "runs must be at least 1, found 0"),
         (lambda: holm([0.1, 1.5]), "p-values must lie between 0 and 1, found 1.5"),
         (lambda: stratified_interval([]), "tasks must hold at least one task, found none"),
         (lambda: stratified_interval([Counts(lost=0, gained=0, pairs=0)]), "every task must have at least one pair"),

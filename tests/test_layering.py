@@ -1,0 +1,117 @@
+"""Which module may import which. A file that is not in the table fails, and so does a line that is no longer true."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = {"evalsuite": "evalsuite", "evalsuite_attention": "attention", "evalsuite_tasks": "tasks"}
+TABLE = """
+evalsuite/:
+evalsuite/__main__: cli
+evalsuite/arms: errors
+evalsuite/checkpoint: errors
+evalsuite/cli: arms doctor errors journal progress report runner sides tasks
+evalsuite/client: errors
+evalsuite/comparison: journal pairing receipts records statistics validity
+evalsuite/doctor: checkpoint environment
+evalsuite/environment:
+evalsuite/errors:
+evalsuite/extraction: values
+evalsuite/guard:
+evalsuite/harness: errors tasks/
+evalsuite/journal: errors records
+evalsuite/pairing: journal records scoring
+evalsuite/planning: errors statistics
+evalsuite/progress:
+evalsuite/prompts: client errors records
+evalsuite/receipts: records
+evalsuite/records:
+evalsuite/render: comparison pairing records verdict wording
+evalsuite/report: comparison errors journal records render scoring verdict wording
+evalsuite/runner: arms checkpoint client environment errors journal progress prompts records server tasks
+evalsuite/scoring: errors extraction harness records values
+evalsuite/server: arms client errors
+evalsuite/sides: errors journal records
+evalsuite/statistics:
+evalsuite/tasks: errors harness records
+evalsuite/validity: journal pairing receipts records
+evalsuite/values:
+evalsuite/verdict: comparison errors statistics wording
+evalsuite/wording:
+attention/:
+attention/cpu: plugin receipt reference
+attention/decode: segments
+attention/gpu: decode plugin receipt segments
+attention/plugin:
+attention/receipt:
+attention/reference:
+attention/segments:
+tasks/:
+tasks/capitals: common evalsuite/errors
+tasks/common: evalsuite/errors evalsuite/scoring
+tasks/gpqa: common
+tasks/hub: common evalsuite/errors evalsuite/values
+tasks/sums: common
+"""
+HEAVY = {"vllm", "torch", "triton", "datasets", "lm_eval", "transformers", "scipy", "huggingface_hub", "reasoning_gym"}
+FILES = {folder: sorted((ROOT / folder).rglob("*.py")) for folder in FOLDERS.values()}
+
+
+def imported(tree: ast.AST, package: str) -> Iterator[str]:
+    """Yield each name that is imported below a node of a module of `package`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            source = ".".join(filter(None, [package if node.level else "", node.module]))
+            yield from (f"{source}.{alias.name}" for alias in node.names)
+
+
+def module(name: str) -> str | None:
+    """Return folder/module for a name that is imported from this project; a package counts as one module."""
+    package, _, rest = name.partition(".")
+    if package not in FOLDERS:
+        return None
+    folder, name = FOLDERS[package], rest.partition(".")[0]
+    return f"{folder}/{name}" if (ROOT / folder / f"{name}.py").exists() or name == "statistics" else f"{folder}/"
+
+
+def read() -> dict[str, set[str]]:
+    """Return what each module imports of this project; its own folder's modules without the folder."""
+    found: dict[str, set[str]] = {}
+    for package, folder in FOLDERS.items():
+        for file in FILES[folder]:
+            own, *below = file.relative_to(ROOT / folder).with_suffix("").parts
+            name = f"{folder}/{own}".replace("/__init__", "/")
+            names = imported(ast.parse(file.read_text()), f"{package}.{own}" if below else package)
+            others = {module(each) for each in names} - {None, name, f"{folder}/"}
+            found.setdefault(name, set()).update(str(each).removeprefix(f"{folder}/") for each in others)
+    return found
+
+
+def test_modules_import_what_the_table_says_and_nothing_else() -> None:
+    lines = (line.partition(":") for line in TABLE.strip().split("\n"))
+    assert read() == {name: set(rest.split()) for name, _, rest in lines}
+
+
+def test_evalsuite_and_attention_never_import_each_other() -> None:
+    lines = TABLE.strip().split("\n")
+    assert not [line for line in lines if line.startswith("evalsuite") and "attention" in line]
+    assert not [line for line in lines if line.startswith("attention") and ("evalsuite" in line or "tasks" in line)]
+
+
+def test_heavy_packages_are_imported_within_functions_only() -> None:
+    for file in FILES["evalsuite"]:
+        for statement in ast.parse(file.read_text()).body:
+            if not isinstance(statement, ast.FunctionDef | ast.ClassDef):
+                heavy = {name.partition(".")[0] for name in imported(statement, "evalsuite")} & HEAVY
+                assert not heavy, f"{file.name} imports {heavy} at module level"
+
+
+def test_help_compare_gate_and_report_load_no_heavy_package() -> None:
+    script = f"import sys, evalsuite.cli, evalsuite.report, evalsuite.sides; print({HEAVY} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "set()"
