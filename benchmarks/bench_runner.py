@@ -13,12 +13,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from made_runs import make_question
-from stub_server import WORDS, started
-
 from evalsuite import runner, server
 from evalsuite.client import Prompt, Sampling
 from evalsuite.journal import Journal
+from made_runs import make_question
+from stub_server import WORDS, started
 
 QUESTIONS = 300
 TARGET_MS = 5.0

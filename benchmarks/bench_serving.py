@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 
 CONTEXTS = [4096, 16384, 32768]  # tokens of the prompt
-GENERATED = 256
-REPETITIONS = 3
+GENERATED = 512
+REPETITIONS = 5
 ARMS = {"fa2": "FLASH_ATTN", "hybrid": "CUSTOM"}  # name -> vLLM's backend
 LAYERS = 16
 MODEL = {

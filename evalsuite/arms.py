@@ -39,8 +39,7 @@ class Arm:
     """What each receipt must show. None where no receipt can be demanded."""
 
 
-# Where a CPU has AMX, vLLM packs a bfloat16 cache for it; the hybrid reads the portable layout, which float16 keeps.
-_CPU_ARGS = ("--enforce-eager", "--dtype", "float16")
+_CPU_ARGS = ("--enforce-eager", "--dtype", "bfloat16")
 _CPU_ENV = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 
 

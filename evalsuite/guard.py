@@ -1,12 +1,14 @@
-"""`python -m evalsuite.guard COMMAND...`: run a command, and end it with all it started when standard input closes.
+"""`python -m evalsuite.guard FOLDER COMMAND...`: run a command, and clean up after it when standard input closes.
 
 Standard input is a pipe whose other end evalsuite holds. However evalsuite ends, killed included, the kernel closes
-that end, and the guard then ends everything below it: first SIGTERM to the command's process group, then SIGKILL.
+that end. The guard then ends everything below it, first by SIGTERM to the command's process group, then by SIGKILL,
+and removes the private folder.
 """
 
 import ctypes
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -53,7 +55,7 @@ def main() -> int:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
 
-    child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=restore)
+    child = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=restore)
     while child.poll() is None:
         readable, _, _ = select.select([sys.stdin], [], [], 0.2)
         if readable and not os.read(sys.stdin.fileno(), 4096):
@@ -64,6 +66,7 @@ def main() -> int:
         os.killpg(child.pid, signal.SIGTERM)
     if not _wait_for_all(kill=False):
         _wait_for_all(kill=True)
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
     return status or 0
 
 

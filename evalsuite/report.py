@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from evalsuite.comparison import Comparison, Incidence, Table, compare
@@ -14,7 +15,7 @@ from evalsuite.errors import UserError
 from evalsuite.journal import Run, write_once
 from evalsuite.records import ARMS, SCHEMA
 from evalsuite.render import render_html, render_markdown, render_summary
-from evalsuite.scoring import Grade, grade
+from evalsuite.scoring import Grade, grade_all
 from evalsuite.verdict import Decision, decide
 from evalsuite.wording import clean
 
@@ -32,9 +33,13 @@ class Report:
 def derive(run: Run, *, margin: float | None = None) -> Report:
     """Grade, pair, compare and decide. `margin` is the largest loss accepted, a fraction; see `verdict.decide`."""
     questions = {question.id: question for question in run.questions}
-    grades: dict[str, dict[tuple[str, int], Grade]] = {
-        arm: {(r.question, r.sample): grade(questions[r.question], r) for r in run.responses[arm]} for arm in ARMS
-    }
+    task = run.meta["task"]
+    folder, seed = task.get("include_path"), task.get("seed", 0)
+    grades: dict[str, dict[tuple[str, int], Grade]] = {}
+    for arm in ARMS:
+        responses = run.responses[arm]
+        graded = grade_all(questions, responses, include_path=Path(folder) if folder else None, seed=seed)
+        grades[arm] = {(r.question, r.sample): grade for r, grade in zip(responses, graded, strict=True)}
     comparison = compare(run, grades)
     return Report(meta=run.meta, comparison=comparison, decision=decide(comparison, margin=margin))
 

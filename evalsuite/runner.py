@@ -104,7 +104,7 @@ def prepare(settings: Settings) -> Plan:
             "seed": settings.seed,
             "limit": settings.limit,
             "include_path": None if settings.include_path is None else str(settings.include_path.resolve()),
-            "data": None if settings.data is None else str(settings.data.resolve()),
+            "data": None if settings.data is None else settings.data.name,
             "data_sha256": None if settings.data is None else hashlib.sha256(settings.data.read_bytes()).hexdigest(),
         },
         "questions_sha256": _hash([to_json(question) for question in questions]),
@@ -143,7 +143,8 @@ def _check_sampling(settings: Settings) -> None:
 
 def _arm_meta(arm: Arm, folder: Path | None, model: str | None) -> dict[str, Any]:
     sha256 = None if folder is None else digest(folder)
-    return {**arms_module.to_json(arm, model_sha256=sha256), "model": str(folder) if folder else arm.model or model}
+    # The digest says which model it is; where it lay is this machine's business.
+    return {**arms_module.to_json(arm, model_sha256=sha256), "model": folder.name if folder else arm.model or model}
 
 
 def _hash(data: object) -> str:

@@ -61,6 +61,7 @@ class Server:
         self.endpoint: Endpoint
         self._client: httpx.Client | None = None
         self.confirmed: Mapping[str, Any] = {}
+        self._told = 0  # where this start's part of the log begins
         self._folder: Path | None = None
         self._guard: subprocess.Popen[bytes] | None = None
 
@@ -71,9 +72,10 @@ class Server:
         served = command(self.arm, self.checkpoint, socket)
         try:
             with self.log.open("ab", buffering=0) as log:
+                self._told = log.tell()
                 log.write(f"$ {' '.join(served)}\n".encode())
                 self._guard = subprocess.Popen(
-                    [sys.executable, "-m", "evalsuite.guard", *served],
+                    [sys.executable, "-m", "evalsuite.guard", str(self._folder), *served],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -134,7 +136,7 @@ class Server:
 
     def hint(self) -> str:
         """Return what this start's log says (the first error, the last line) and what to do, on one line."""
-        log = self.log.read_text(errors="replace").rpartition("$ ")[2]
+        log = self.log.read_bytes()[self._told :].decode(errors="replace")
         lines = [line.strip() for line in log.splitlines()[1:] if line.strip()]
         errors = [line for line in lines if re.search(r"\b\w*(Error|Exception): ", line) and "WARNING" not in line]
         told = dict.fromkeys(line[-300:] for line in [*errors[:1], *lines[-1:]])

@@ -14,17 +14,17 @@ UNCLEAR = ""
 
 # --- options ---
 
-_OPENING = r"[\s(\[{\"'“:]*"
+_OPENING = r"[\s(\[{<\"'\u201c:]*"
 _LETTER = re.compile(rf"{_OPENING}(?:(?:option|choice|letter|answer)\b{_OPENING})?([A-Za-z])(?![A-Za-z0-9])", re.I)
-_AFTER_LETTER = re.compile(r"$|\s|[)\]}]|[.,;:!?\"'”](?!\w)")
+_AFTER_LETTER = re.compile(r"$|\s|[)\]}>]|[.,;:!?\"'\u201d](?!\w)")
 _NO_OPTION = re.compile(r"(?:either|neither|both|none|all|cannot|can't|unknown|unclear|undetermined)\b", re.I)
 _REJECTED = re.compile(
     r"[)\].\s]*\s(?:is|was)(?:n't\b|\s+(?:not|wrong|incorrect|false|excluded|ruled out|a distractor)\b)"
 )
 _CONNECTED = re.compile(r"\s+(?:because|since|as|for|due|by|is|and|or|which|with|but|from|in|given|where|when|so)\b")
 _ANOTHER_LETTER = re.compile(
-    r"[)\].}\"']*\s*(?P<joint>,?\s*(?:and/or|or|and|&|/)|,)\s*(?:option\s+|choice\s+)?[(\[]?"
-    r"(?P<letter>[A-Z])(?![A-Za-z0-9'])(?P<end>[)\]]?\s*(?:$|[.,;]|or\b|and\b))?"
+    r"[)\].}\"'\s]*\(?(?P<joint>[,;]?\s*(?:and/or|or|and|&|/)|[,;])\s*(?:(?:possibly|maybe|perhaps|even)\s+)?"
+    r"(?:option\s+|choice\s+)?[(\[]?(?P<letter>[A-Z])(?![A-Za-z0-9'])(?P<end>[)\]]?\s*(?:$|[.,;]|or\b|and\b))?"
 )
 
 
@@ -39,7 +39,7 @@ def read_letter(value: str, letters: str) -> str | None:
         return None  # an article or a pronoun
     if another := _ANOTHER_LETTER.match(rest):
         article = another["letter"] in "AI" and re.match(r"\s+[a-z]", rest[another.end("letter") :])
-        if not article and (another["joint"] != "," or another["end"] is not None):
+        if not article and (another["joint"] not in (",", ";") or another["end"] is not None):
             return UNCLEAR
     if not _AFTER_LETTER.match(rest) or _REJECTED.match(rest):
         return None
@@ -61,7 +61,7 @@ _NUMBER = re.compile(
 _WELL_FORMED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d*\.?\d+")
 _COUNTING = re.compile(r"(?:st|nd|rd|th)\b|-[A-Za-z]")
 _FRAGMENT = re.compile(r"[A-Za-z_^²³({\\]|:\d|/\s?\d")
-_OPERATOR_BEFORE = re.compile(r"(?:[+*/÷^(]|[\d)]\s*[-x]|\b(?:plus|minus|times|by))\s*$")
+_OPERATOR_BEFORE = re.compile(r"(?:[+*/÷^]|[\d)]\s*[-x]|\b(?:plus|minus|times|by))\s*$")
 _OPERATOR_AFTER = re.compile(
     r"%?\s*\)?\s*(?:[+*/÷^=](?!\s*[A-Za-z]{3})|-\s*[\d(]|x\s*\d|(?:plus|minus|times|divided)\b)"
 )
@@ -72,7 +72,11 @@ _CIRCUMSTANCE = re.compile(
     r"\b(?:in|from|per|every|each|after|than|out of|during|within|(?<!total )of)\s+(?:the\s+|only\s+|all\s+)*$", re.I
 )
 _PRICE_OR_COUNT = re.compile(r"\b(?:for|at|by|with|on)\s+(?:the\s+|only\s+|all\s+)*$", re.I)
-_JOINT = re.compile(r"%?\s*(?:,|,?\s*or|,?\s*and|to|through|-|&|/)\s*(?:[A-Za-z]{1,2}\s*=\s*)?$")
+_JOINT = re.compile(
+    r"%?\s*(?:,|,?\s*or|,?\s*and|to|through|-|&|/)?\s*(?:[A-Za-z]{1,2}\s*=\s*)?"
+    r"|\s+(?:[a-z]+,?\s+and|hours?|minutes?|days?|weeks?|months?|years?|feet|foot|pounds?|dollars?)\s+"
+)
+"""What between two numbers makes them alternatives, a range, a sum of units or one number cut in two."""
 _DOUBT = re.compile(
     r"\?|\b(?:not|cannot|never|maybe|perhaps|might|guess|unsure|either|between|considered|suppose)\b|n't\b", re.I
 )
@@ -230,6 +234,8 @@ def _canonical(expression: str) -> str:
     if plain_text or re.fullmatch(r"\(?[A-Za-z][A-Za-z -]*\)?", text.strip()):
         return (plain_text[1] if plain_text else text).strip().strip("()").casefold()
     text = _TEXT.sub(r"\1", text)
+    if (unit := re.search(r"(?<=[\d})])\s+([A-Za-z]{2,})$", text.strip())) and unit[1] not in _FUNCTIONS:
+        text = text.strip()[: unit.start()]
     text = re.sub(r"\s+", "", text)
     text = re.sub(r"^[A-Za-z](?:\([A-Za-z]\))?(?:=|\\in(?![A-Za-z]))", "", text)
     text = re.sub(

@@ -273,7 +273,7 @@ def main() -> None:
     options, _ = parser.parse_known_args()
     died = options.misbehave == "never-again" and options.seen.exists() and '"hit": true' in options.seen.read_text()
     if died or options.misbehave == "crash":
-        print("INFO loading\nValueError: no such backend\nINFO bye", flush=True)
+        print("INFO loading\nValueError: no such backend in $ HOME\nINFO bye", flush=True)
         sys.exit(1)
     if options.uds:
         subprocess.Popen(["sleep", "600"])  # as vLLM's engine: a process of its own

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from made_runs import write_run
 
 from evalsuite.cli import main
+from made_runs import write_run
 
 CSV = "Question,Correct Answer,Incorrect Answer 1,Incorrect Answer 2,Incorrect Answer 3,Record ID,Subdomain\n"
 Check = Callable[[list[str], str], None]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from stub_server import WORDS, running
 
 from evalsuite.client import Endpoint, Prompt, RequestFailed, Sampling, attach
 from evalsuite.errors import UserError
+from stub_server import WORDS, running
 
 IDS = Prompt(messages=[{"role": "user", "content": "Which?"}], token_ids=(5, 6, 7))
 CHAT = Prompt(messages=IDS.messages, token_ids=None)

@@ -5,13 +5,13 @@ import random
 from dataclasses import replace
 
 import pytest
-from made_runs import LAYERS, compared, grades_of, make_run, make_sampled_run
 
 from evalsuite import statistics
 from evalsuite.pairing import pair_up
 from evalsuite.records import ARMS
 from evalsuite.report import derive
 from evalsuite.scoring import Grade
+from made_runs import LAYERS, compared, grades_of, make_run, make_sampled_run
 
 LETTERS = "rwnte"
 

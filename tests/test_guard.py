@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -19,7 +20,11 @@ STUBBORN = "trap '' TERM; sleep 600 & echo $!; setsid sleep 600 & echo $!; echo 
 def start(guard: list[str], script: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
     """Return the guard and the three processes below it."""
     process = subprocess.Popen(
-        [*guard, "bash", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        [*guard, "/nonexistent", "bash", "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     assert process.stdout
     return process, [psutil.Process(int(process.stdout.readline())) for _ in range(3)]
@@ -63,24 +68,26 @@ def test_the_guard_outlives_signals_of_the_terminal() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
-def test_a_parent_that_is_killed_takes_everything_with_it(number: int) -> None:
-    parent = subprocess.Popen(
-        [sys.executable, "-c",
-         "import subprocess, sys\n"
-         f"guard = subprocess.Popen({IMPATIENT} + ['bash', '-c', {FAMILY!r}], stdin=subprocess.PIPE)\n"
-         "print(guard.pid, flush=True)\nguard.wait()"],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+def test_a_parent_that_is_killed_takes_everything_with_it(number: int, tmp_path: Path) -> None:
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "s").touch()
+    command = [*IMPATIENT, str(tmp_path / "private"), "bash", "-c", FAMILY]
+    script = (
+        f"import subprocess\nguard = subprocess.Popen({command}, stdin=subprocess.PIPE)\n"
+        "print(guard.pid, flush=True)\nguard.wait()"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert parent.stdout
     below = [psutil.Process(int(parent.stdout.readline())) for _ in range(4)]
     parent.send_signal(number)
     parent.wait(timeout=10)
     assert not psutil.wait_procs(below, timeout=10)[1]
+    assert not (tmp_path / "private").exists()
     parent.stdout.close()
 
 
 def test_a_command_that_ends_by_itself_gives_its_status_and_leaves_no_child() -> None:
-    process, family = start(IMPATIENT, "sleep 600 & echo $!; setsid sleep 600 & echo $!; echo $$; exit 3")
+    process, family = start(IMPATIENT, "sleep 600 & echo $!; setsid sleep 600 & echo $!; echo $$; sleep 0.5; exit 3")
     assert process.wait(timeout=10) == 3
     assert not any(member.is_running() for member in family)
     assert process.stdin and process.stdout

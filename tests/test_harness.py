@@ -4,9 +4,9 @@ import random
 from pathlib import Path
 
 import pytest
-from test_tasks import refusal
 
 from evalsuite.tasks import list_tasks, load_task
+from test_tasks import refusal
 
 OWN = """
 task: {name}

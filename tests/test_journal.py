@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from made_runs import make_response, make_run, write_run
 
 from evalsuite.errors import UserError
 from evalsuite.journal import Journal, load_meta, load_run, read_lines, write_once
 from evalsuite.records import Response, response_from_json, to_json
+from made_runs import make_response, make_run, write_run
 
 
 def read(path: Path) -> list[Response]:

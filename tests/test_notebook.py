@@ -4,12 +4,12 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from made_runs import make_run, write_run
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 from evalsuite.journal import load_run
 from evalsuite.report import derive, write
+from made_runs import make_run, write_run
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "run.ipynb"
 

@@ -4,11 +4,11 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from made_runs import make_question
 
 from evalsuite import prompts
 from evalsuite.client import Prompt
 from evalsuite.errors import UserError
+from made_runs import make_question
 
 TEMPLATE = (
     "<s>{% for message in messages %}<{{ message.role }}> {{ message.content }} {% endfor %}"

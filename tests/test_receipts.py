@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from made_runs import DIGEST, KERNELS, LAYERS, STOCK, make_meta, make_receipt, make_response
 
 from evalsuite.receipts import audit, check
+from made_runs import DIGEST, KERNELS, LAYERS, STOCK, make_meta, make_receipt, make_response
 
 ARMS = make_meta([])["arms"]
 HYBRID_ARM, STOCK_ARM = ARMS["candidate"], ARMS["baseline"]

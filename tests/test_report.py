@@ -9,7 +9,6 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from made_runs import make_run, make_sampled_run, write_run
 from markdown_it import MarkdownIt
 
 from evalsuite.errors import UserError
@@ -17,6 +16,7 @@ from evalsuite.journal import load_run
 from evalsuite.render import escape, render_html, render_markdown
 from evalsuite.report import derive, render_csv, render_json, render_text, write
 from evalsuite.scoring import Grade
+from made_runs import make_run, make_sampled_run, write_run
 
 DERIVED = ("pairs.csv", "comparison.json", "report.md", "report.html")
 PAIRS = "rr " * 60 + "rw rt rn re wr tr " + "ww " * 30 + "tt tt"

@@ -11,8 +11,6 @@ from typing import Any
 
 import psutil
 import pytest
-from made_runs import make_meta, make_question
-from stub_server import WARM_UP, WORDS, running, started
 
 from evalsuite import runner, server
 from evalsuite.arms import Arm
@@ -21,6 +19,8 @@ from evalsuite.client import Prompt, Sampling
 from evalsuite.errors import UserError
 from evalsuite.journal import dump, load_run
 from evalsuite.records import ARMS, Response
+from made_runs import make_meta, make_question
+from stub_server import WARM_UP, WORDS, running, started
 
 # httpcore leaves the socket of a refused connection to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket.*:ResourceWarning")

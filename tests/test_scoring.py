@@ -4,14 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_extraction import response
-from test_harness import HELPER, own_task
-from test_tasks import GPQA
 
 from evalsuite.errors import UserError
 from evalsuite.records import Question
 from evalsuite.scoring import grade, grade_all
 from evalsuite.tasks import load_task
+from test_extraction import response
+from test_harness import HELPER, own_task
+from test_tasks import GPQA
 
 QUESTION = Question(id="q", task="t", target="5", prompt_sha256="", cluster="q", scoring={"kind": "number"})
 

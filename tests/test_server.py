@@ -8,12 +8,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from stub_server import DIGEST, LAYERS, MAX_NUM_BATCHED_TOKENS, running, started
 
 from evalsuite.arms import PRESETS, Arm
 from evalsuite.client import Prompt, Sampling
 from evalsuite.errors import UserError
 from evalsuite.server import Attached, Server, command, environment, serve
+from stub_server import DIGEST, LAYERS, MAX_NUM_BATCHED_TOKENS, running, started
 
 # httpcore leaves the socket of a refused connection to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket.*family=1:ResourceWarning")
@@ -35,7 +35,8 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     yield
     left = [process for process in psutil.Process().children(recursive=True) if process not in before]
     assert not left, [process.cmdline() for process in left]
-    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path) in path.read_text()]
+    everywhere = psutil.process_iter(["cmdline"])
+    assert not [process for process in everywhere if str(tmp_path) in " ".join(process.info["cmdline"] or ())]
     assert not list((tmp_path / "t").iterdir())
 
 

@@ -5,12 +5,12 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from made_runs import make_meta, make_question, make_run, write_run
 
 from evalsuite.errors import UserError
 from evalsuite.report import derive
 from evalsuite.sides import join
 from evalsuite.verdict import Verdict
+from made_runs import make_meta, make_question, make_run, write_run
 
 
 @pytest.fixture

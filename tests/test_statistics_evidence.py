@@ -14,6 +14,7 @@ from evalsuite.statistics import (
     loss_wealth,
     mixture_evidence,
     noninferiority_wealth,
+    stopping,
     watch,
 )
 
@@ -86,6 +87,29 @@ def test_bets_depend_on_earlier_questions_only():
     assert next(live) == first[0] and next(live) == first[1]
 
 
+def test_wealth_is_the_product_of_the_bets_made_on_what_was_seen_before():
+    # Discordance starts from 15 % with the weight of 40 questions, the excess loss from 8 points.
+    margin, bets = 0.05, []
+    for number, discordant in enumerate((0, 1, 2, 2)):
+        half = (0.15 * 40 + discordant) / (40 + number) / 2
+        bets.append(best_bet(lost_rate=half, gained_rate=half, margin=margin))
+    factors = [1 - 0.95 * bets[0], 1 + 1.05 * bets[1], 1 + 0.05 * bets[2], 1 - 0.95 * bets[3]]
+    *_, wealth = noninferiority_wealth([-1, 1, 0, -1], margin=margin)
+    assert wealth == pytest.approx(math.log(math.prod(factors)))
+
+    *_, wealth = loss_wealth([-1, 1], beyond=0.02)
+    first, second = 0.08 / 0.15, (0.08 * 40 + 0.98) / (0.15 * 40 + 1)
+    assert wealth == pytest.approx(math.log((1 + 0.98 * first) * (1 - 1.02 * second)))
+
+
+def test_the_simulated_stop_is_that_of_the_evidence():
+    # Without discordance every run is the same.
+    alike = stopping(pairs=198, margin=0.05, discordance=0, runs=2)
+    assert alike.median == alike.in_80_percent == watch([0] * 198, margin=0.05).noninferior_at
+    assert alike.share_within == 1
+    assert stopping(pairs=alike.median - 1, margin=0.05, discordance=0, runs=2).share_within == 0
+
+
 def test_evidence_is_that_of_the_wealth_it_reports():
     outcomes = [0, 0, 0, 0, -1] * 4 + [0, 0, 0, 0, 1, 0] * 60
     evidence = watch(outcomes, margin=0.05)
@@ -123,6 +147,16 @@ def test_a_loss_is_found_whatever_its_size(discordance, loss, questions, found):
         )
         seen += watch(outcomes, margin=0.2).regression_at is not None
     assert seen / 100 >= found - 3 * math.sqrt(found * (1 - found) / 100)
+
+
+def test_a_loss_of_twice_the_margin_is_found_to_be_beyond_it():
+    rng = np.random.default_rng(23)
+    found = sum(
+        watch(outcomes_of(rng, questions=3000, lost_rate=0.05, gained_rate=0.01), margin=0.02).beyond_margin_at
+        is not None
+        for _ in range(40)
+    )
+    assert found >= 36
 
 
 def test_means_over_samples_are_outcomes_too():

@@ -114,6 +114,12 @@ def test_samples_without_discordance_or_a_second_question_count_each_question_on
     assert result.interval.pairs == questions
 
 
+def test_samples_that_vary_less_between_questions_than_by_chance_count_as_independent():
+    result = rao_scott(baseline_right=[2] * 50, candidate_right=[2] * 50, samples=4)
+    assert (result.lost, result.gained) == (50, 50)
+    assert result.design_effect == 1 and result.interval.pairs == 200
+
+
 def test_every_sample_lost_is_no_division_by_zero():
     result = rao_scott(baseline_right=[3] * 9, candidate_right=[0] * 9, samples=3)
     assert result.interval.low == -1 and result.p_regression < 0.01

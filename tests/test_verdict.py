@@ -4,11 +4,11 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from made_runs import compared, make_question, make_receipt, make_run, make_sampled_run
 
 from evalsuite import statistics
 from evalsuite.errors import UserError
 from evalsuite.verdict import EXIT, Verdict, decide
+from made_runs import compared, make_question, make_receipt, make_run, make_sampled_run
 
 PASS, FAIL, INCONCLUSIVE, INVALID, NOT_DETECTED = Verdict
 

@@ -102,9 +102,10 @@ def arms(tmp_path_factory):
     base |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_NO_USAGE_STATS": "1"}
     running = {}
     for number, (arm, (environment, _, _)) in enumerate(ARMS.items()):
-        log = (folder / f"{number}.log").open("w")
         command = [sys.executable, __file__, arm, str(folder / f"{number}.json")]
-        running[arm] = subprocess.Popen(command, env=base | environment, stdout=log, stderr=log), folder / str(number)
+        with (folder / f"{number}.log").open("w") as log:
+            process = subprocess.Popen(command, env=base | environment, stdout=log, stderr=log)
+        running[arm] = process, folder / str(number)
     results = {}
     for arm, (process, path) in running.items():
         code = process.wait(timeout=500)
