@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from evalsuite.cli import main
-from made_runs import write_run
+from made_runs import make_run, write_run
 
 CSV = "Question,Correct Answer,Incorrect Answer 1,Incorrect Answer 2,Incorrect Answer 3,Record ID,Subdomain\n"
+PAIRS = " ".join(["rr"] * 12 + ["wr", "ww", "ww", "tt"])  # nothing lost
 Check = Callable[[list[str], str], None]
 
 
@@ -81,7 +82,7 @@ def test_wrong_arguments_are_refused(refused: Check, arguments: list[str], expec
         ("Question,Answer\nWhy?,Because\n", "Correct Answer"),
         (CSV, "no question"),
         (CSV + "Why?,a,b,c,,r1,Physics\n", "row"),
-        (CSV + "Why?,a,b,c,d,r1,Physics\nWhy?,a,b,c,d,r1,Physics\n", "r1"),
+        (CSV + "Why?,a,b,c,d,r1,Physics\nWhy?,a,b,c,d,r1,Physics\n", "row 3"),
         ("\udcff", "UTF-8"),
     ],
     ids=["empty", "columns", "no-rows", "empty-cell", "twice", "encoding"],
@@ -123,19 +124,19 @@ def test_a_run_directory_that_holds_something_else_is_refused(refused: Check, tm
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"question": 1}', "null"])
 def test_foreign_lines_are_refused_by_number(refused: Check, tmp_path: Path, line: str) -> None:
-    run = write_run(tmp_path / "run")
+    run = write_run(make_run(PAIRS, path=tmp_path / "run"))
     with (run / "candidate.jsonl").open("a") as file:
         file.write(line + "\n")
     refused(["report", str(run)], "candidate.jsonl, line")
 
 
 def test_one_response_file_given_twice_is_refused(refused: Check, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run")
+    run = write_run(make_run(PAIRS, path=tmp_path / "run"))
     refused(["compare", str(run / "baseline.jsonl"), str(run / "baseline.jsonl")], "given twice")
 
 
 def test_verdict_text_json_and_exit_code_agree(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run")
+    run = write_run(make_run(PAIRS, path=tmp_path / "run"))
     printed = main(["compare", str(run), str(run)])
     text = capsys.readouterr().out
     assert main(["compare", str(run), str(run), "--json"]) == printed
@@ -146,15 +147,15 @@ def test_verdict_text_json_and_exit_code_agree(capsys: pytest.CaptureFixture[str
 
 
 def test_report_and_gate_decide_alike(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run")
+    run = write_run(make_run(PAIRS, path=tmp_path / "run"))
     assert main(["report", str(run)]) == 0
-    loose, tight = main(["gate", str(run), "--margin", "0.9"]), main(["gate", str(run), "--margin", "0.001"])
+    loose, tight = main(["gate", str(run), "--margin", "0.2"]), main(["gate", str(run), "--margin", "0.001"])
     assert (loose, tight) == (0, 3)
     capsys.readouterr()
 
 
 def test_a_copied_run_is_still_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = write_run(tmp_path / "run")
+    run = write_run(make_run(PAIRS, path=tmp_path / "run"))
     main(["report", str(run)])
     shutil.copytree(run, tmp_path / "copy")
     main(["report", str(tmp_path / "copy")])

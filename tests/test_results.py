@@ -1,0 +1,44 @@
+"""Every recorded run still says what it said: its derived files are rebuilt from its evidence, byte by byte."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from evalsuite import report
+from evalsuite.cli import main
+from evalsuite.journal import load_run
+from evalsuite.receipts import check
+
+RESULTS = Path(__file__).parent.parent / "results"
+RUNS = sorted(path.parent for path in RESULTS.glob("*/run.json"))
+
+
+def test_runs_are_recorded() -> None:
+    assert len(RUNS) >= 5
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+def test_derived_files_are_rebuilt_to_the_same_bytes(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    main(["report", str(copy)])
+    capsys.readouterr()
+    for name in ("pairs.csv", "comparison.json", "report.md", "report.html"):
+        assert (copy / name).read_bytes() == (run / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+def test_receipts_prove_every_response(run: Path) -> None:
+    recorded = load_run(run)
+    for arm, responses in recorded.responses.items():
+        assert [check(response, recorded.meta["arms"][arm]) for response in responses] == [None] * len(responses)
+    assert report.derive(recorded).comparison.problems == ()
+
+
+def test_nothing_recorded_names_a_machines_folders() -> None:
+    for path in RESULTS.rglob("*"):
+        if path.is_file():
+            text = path.read_text(encoding="utf-8")
+            assert not any(folder in text for folder in ("/root", "/home/", "/tmp/")), path
