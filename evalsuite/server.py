@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,19 +28,22 @@ _CONFIRMED = ("backends", "backend_names", "digest", "max_num_batched_tokens")
 """What each receipt repeats of what its server confirmed at start."""
 _SOCKET_LIMIT = 100  # a Unix socket's path has at most 107 bytes
 
+_NO_MEMORY = re.compile(r"(?i)out of ?memory|\b(free|available) (kv cache )?memory\b")
+"""How vLLM says that it has no room. It says how much memory is free in other lines too, but not in an error's."""
+
 _COMMON = (
     "--served-model-name", SERVED_NAME, "--worker-extension-cls", "evalsuite_attention.receipt.ReceiptExtension",
     "--no-enable-prefix-caching", "--no-async-scheduling", "--max-num-seqs", "1",
 )  # fmt: skip
 
 
-def command(arm: Arm, checkpoint: Path, socket: Path) -> list[str]:
+def command(arm: Arm, checkpoint: Path, address: Path) -> list[str]:
     """Return the command that serves an arm on a Unix socket, one sequence at a time, without caches between requests.
 
     The arm's own flags come last, so that they win.
     """
     module = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint)]
-    return [*module, "--uds", str(socket), *_COMMON, *arm.args]
+    return [*module, "--uds", str(address), *_COMMON, *arm.args]
 
 
 def environment(arm: Arm) -> dict[str, str]:
@@ -48,6 +52,10 @@ def environment(arm: Arm) -> dict[str, str]:
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
     # Dev mode opens the worker's methods to whoever reaches the socket; its folder is readable by this user alone.
     return {**inherited, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", **arm.env}
+
+
+class OutOfMemory(UserError):
+    """A server found no memory to start in."""
 
 
 class Server:
@@ -63,13 +71,14 @@ class Server:
         self.confirmed: Mapping[str, Any] = {}
         self._told = 0  # where this start's part of the log begins
         self._folder: Path | None = None
+        self._address: Path
         self._guard: subprocess.Popen[bytes] | None = None
 
     def start(self, *, seconds: float = START_SECONDS) -> None:
         """Start the server, wait for health, confirm its backend. Raises UserError with the log's end otherwise."""
         self._folder = _private_folder()
-        socket = self._folder / "s"
-        served = command(self.arm, self.checkpoint, socket)
+        self._address = self._folder / "s"
+        served = command(self.arm, self.checkpoint, self._address)
         try:
             with self.log.open("ab", buffering=0) as log:
                 self._told = log.tell()
@@ -84,7 +93,7 @@ class Server:
                 )
         except OSError as error:
             raise UserError(f"{self.log} cannot be written ({error.strerror}); make room on the disk") from error
-        transport = httpx.HTTPTransport(uds=str(socket), limits=NO_REUSE)
+        transport = httpx.HTTPTransport(uds=str(self._address), limits=NO_REUSE)
         timeout = httpx.Timeout(600, connect=5)
         self._client = httpx.Client(transport=transport, base_url="http://arm", timeout=timeout)
         self.endpoint = Endpoint(self._client, model=SERVED_NAME, extended=True)
@@ -103,14 +112,20 @@ class Server:
         while True:
             waited = time.monotonic() - start
             if not self.alive():
-                raise UserError(f"arm {self.arm.name}: its server ended while starting; {self.hint()}")
+                kind = OutOfMemory if any(map(_NO_MEMORY.search, self._errors())) else UserError
+                raise kind(f"arm {self.arm.name}: its server ended while starting; {self.hint()}")
             if waited > seconds:
                 raise UserError(f"arm {self.arm.name}: its server is not healthy after {seconds:.0f} s; {self.hint()}")
             self.announce(f"{self.arm.name}: starting its server, {waited:.0f} s")
             with suppress(httpx.HTTPError):
-                if client.get("/health", timeout=2).status_code == 200:
+                if self._listens() and client.get("/health", timeout=2).status_code == 200:
                     return
             time.sleep(0.1)
+
+    def _listens(self) -> bool:
+        """Return whether the socket takes connections. The client leaks a descriptor each time it does not."""
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(str(self._address)) == 0
 
     def _confirm(self) -> Mapping[str, Any]:
         try:
@@ -136,12 +151,17 @@ class Server:
 
     def hint(self) -> str:
         """Return what this start's log says (the first error, the last line) and what to do, on one line."""
-        log = self.log.read_bytes()[self._told :].decode(errors="replace")
-        lines = [line.strip() for line in log.splitlines()[1:] if line.strip()]
-        errors = [line for line in lines if re.search(r"\b\w*(Error|Exception): ", line) and "WARNING" not in line]
-        told = dict.fromkeys(line[-300:] for line in [*errors[:1], *lines[-1:]])
+        told = dict.fromkeys(line[-300:] for line in [*self._errors()[:1], *self._lines()[-1:]])
         said = " ... ".join(told) or "nothing"
         return f"its log says: {said}; read {self.log}, try `evalsuite doctor`, then give the same command again"
+
+    def _lines(self) -> list[str]:
+        log = self.log.read_bytes()[self._told :].decode(errors="replace")
+        return [line.strip() for line in log.splitlines()[1:] if line.strip()]
+
+    def _errors(self) -> list[str]:
+        named = re.compile(r"\b\w*(Error|Exception): ")
+        return [line for line in self._lines() if named.search(line) and "WARNING" not in line]
 
     def take_receipt(self) -> dict[str, Any]:
         """Return what the attention package counted since the last call, and what serves. Raises RequestFailed."""

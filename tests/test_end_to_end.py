@@ -20,13 +20,13 @@ from evalsuite.journal import load_run
 pytestmark = pytest.mark.server
 
 QUESTIONS = 6
+VERDICTS = (0, 1, 3)  # which of them six questions give is not the point here
 EVIDENCE = {"run.json", "questions.jsonl", "baseline.jsonl", "candidate.jsonl"}
 DERIVED = {"pairs.csv", "comparison.json", "report.md", "report.html"}
 
 
 def command(folder: Path) -> list[str]:
-    limits = ["--limit", str(QUESTIONS), "--budget", "24"]
-    return [sys.executable, "-m", "evalsuite", "run", *limits, "--run", str(folder)]
+    return [sys.executable, "-m", "evalsuite", "run", "--limit", str(QUESTIONS), "--run", str(folder)]
 
 
 def lines(path: Path) -> int:
@@ -67,7 +67,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert not alive, f"still running after evalsuite was killed: {[process.cmdline() for process in alive]}"
     second = start(folder)
     out, err = second.communicate(timeout=400)
-    assert second.returncode in (0, 1), err
+    assert second.returncode in VERDICTS, err
     assert f"exit code {second.returncode}" in out
     return folder
 
@@ -112,7 +112,7 @@ def test_report_rebuilds_the_same_bytes(run_folder: Path) -> None:
 
 def test_the_same_command_on_a_finished_run_asks_nothing(run_folder: Path) -> None:
     before = {path.name: path.read_bytes() for path in run_folder.iterdir()}
-    assert subprocess.run(command(run_folder), capture_output=True, timeout=60).returncode in (0, 1)
+    assert subprocess.run(command(run_folder), capture_output=True, timeout=60).returncode in VERDICTS
     assert {path.name: path.read_bytes() for path in run_folder.iterdir()} == before
 
 
