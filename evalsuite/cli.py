@@ -72,6 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--seed", type=int, default=0, help="seed of generated questions and of sampling (default 0)")
     run.add_argument("--run", type=Path, metavar="DIR", dest="folder", help="run directory (default: runs/TASK-PLAN)")
     _add_margin(run, required=False)
+    run.add_argument("--stop-early", action="store_true", help="stop once PASS or FAIL at --margin is established")
     run.set_defaults(call=_run)
 
     report = commands.add_parser("report", help="rebuild a run's tables and report from its evidence")
@@ -79,16 +80,30 @@ def build_parser() -> argparse.ArgumentParser:
     report.set_defaults(call=_report)
 
     compare = commands.add_parser("compare", help="compare any two runs or response files question by question")
-    compare.add_argument("baseline", type=Path, metavar="BASELINE", help="response file, or run (its baseline)")
-    compare.add_argument("candidate", type=Path, metavar="CANDIDATE", help="response file, or run (its candidate)")
+    compare.add_argument("baseline", type=Path, metavar="BASELINE", help="response file, run, or lm-eval's samples log")
+    compare.add_argument("candidate", type=Path, metavar="CANDIDATE", help="the same of the other arm")
+    compare.add_argument("--filter", metavar="NAME", help="whose grades to read, if a samples log holds several")
     _add_margin(compare, required=False)
     compare.add_argument("--json", action="store_true", help="print comparison.json instead of the table")
     compare.set_defaults(call=_compare)
 
     gate = commands.add_parser("gate", help="release gate: PASS only where a loss of MARGIN is ruled out")
-    gate.add_argument("run", type=Path, metavar="RUN")
-    _add_margin(gate, required=True)
+    gate.add_argument("runs", type=Path, metavar="RUN", nargs="+", help="one run of each task")
+    demand = gate.add_mutually_exclusive_group(required=True)
+    _add_margin(demand, required=False)
+    demand.add_argument("--policy", type=Path, metavar="FILE", help="TOML file with each task's margin, see docs/ci.md")
+    gate.add_argument("--noise", type=Path, metavar="RUN", action="append", default=[], help="A/A run to set beside it")
+    gate.add_argument("--json", action="store_true", help="print JSON instead of text")
+    gate.add_argument("--junit", type=Path, metavar="FILE", help="also write JUnit XML")
     gate.set_defaults(call=_gate)
+
+    plan = commands.add_parser("plan", help="say what a run can show before it is run")
+    plan.add_argument("task", nargs="?", metavar="TASK", help="whose number of questions to plan for")
+    plan.add_argument("--questions", type=_whole_from_one, metavar="N", help="plan for N questions")
+    plan.add_argument("--discordance", metavar="SHARE|RUN", help="share of pairs lost or gained, or an A/A run's")
+    plan.add_argument("--seconds", type=float, metavar="S", help="GPU seconds of one response, for the hours it takes")
+    _add_margin(plan, required=False)
+    plan.set_defaults(call=_plan)
 
     tasks = commands.add_parser("tasks", help="list the tasks")
     tasks.add_argument("--include-path", type=Path, metavar="DIR", help="folder of lm-eval task files of your own")
@@ -103,7 +118,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_margin(parser: argparse.ArgumentParser, *, required: bool) -> None:
+def _add_margin(parser: argparse._ActionsContainer, *, required: bool) -> None:
     text = "largest loss of accuracy accepted, a fraction; fixed before looking"
     parser.add_argument("--margin", type=_margin, required=required, help=text)
 
@@ -131,6 +146,7 @@ def _run(args: argparse.Namespace) -> int:
         samples=args.samples,
         seed=args.seed,
         margin=args.margin,
+        stop_early=args.stop_early,
     )
     plan = runner.prepare(settings)
     folder = args.folder or runner.default_folder(plan)
@@ -165,9 +181,18 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from evalsuite import report, sides
+    from evalsuite import report, samples, sides
 
-    result = report.derive(sides.join(args.baseline, args.candidate), margin=args.margin)
+    logs = [samples.is_samples(path) for path in (args.baseline, args.candidate)]
+    if any(logs):
+        if not all(logs):
+            raise UserError(f"of {args.baseline} and {args.candidate} one is a samples log of lm-eval; expected two")
+        run, grades = samples.join_samples(args.baseline, args.candidate, filter_name=args.filter)
+        result = report.derive(run, margin=args.margin, grades=grades)
+    elif args.filter is not None:
+        raise UserError("--filter goes with samples logs of lm-eval only; leave it out")
+    else:
+        result = report.derive(sides.join(args.baseline, args.candidate), margin=args.margin)
     if not args.json:
         return _conclude(result)
     print(report.render_json(result), end="")
@@ -175,10 +200,46 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _gate(args: argparse.Namespace) -> int:
-    from evalsuite import report
+    from evalsuite import gate, gate_output, policy
     from evalsuite.journal import load_run
 
-    return _conclude(report.derive(load_run(args.run), margin=args.margin))
+    runs = [load_run(path) for path in args.runs]
+    demanded = gate.margin_for_all(runs, args.margin) if args.policy is None else policy.load_policy(args.policy)
+    decided = gate.decide_release(runs, demanded, noise=[load_run(path) for path in args.noise])
+    gate_output.write(decided, junit=args.junit)
+    print(gate_output.render_json(decided).rstrip() if args.json else gate_output.render_text(decided))
+    return decided.exit_code
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from evalsuite import plan_output, planning
+
+    pairs = args.questions
+    if pairs is None:
+        from evalsuite.tasks import DEFAULT_TASK, size_of
+
+        pairs = size_of(args.task or DEFAULT_TASK)
+    if args.discordance is None and args.margin is None and args.seconds is None:
+        print(plan_output.render_tables(pairs=pairs))
+        return 0
+    shares = planning.DISCORDANCES if args.discordance is None else (_discordance(args.discordance),)
+    plans = [
+        planning.plan(pairs=pairs, discordance=share, margin=args.margin, seconds_per_response=args.seconds)
+        for share in shares
+    ]
+    print(plan_output.render_plans(plans))
+    return 0
+
+
+def _discordance(text: str) -> float:
+    """Return a share as typed, a fraction or a percentage, or that of the A/A run in the directory of this name."""
+    try:
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        from evalsuite.gate import measure_noise
+        from evalsuite.journal import load_run
+
+        return measure_noise(load_run(Path(text))).discordance
 
 
 def _tasks(args: argparse.Namespace) -> int:

@@ -5,13 +5,15 @@ Pure functions: a run and its grades in, values out. Nothing is decided here, se
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import fsum
 from statistics import median
 from typing import Any
 
+from evalsuite import early
+from evalsuite.early import Early
 from evalsuite.journal import Run
-from evalsuite.pairing import Grades, Outcome, Pair, by_key, pair_up, planned
+from evalsuite.pairing import Grades, Outcome, Pair, by_key, missing, pair_up
 from evalsuite.receipts import Proof, audit
 from evalsuite.records import ARMS
 from evalsuite.statistics import Clustered, Interval, McNemar, mcnemar, rao_scott, tango_interval
@@ -27,11 +29,13 @@ class Table:
     gained: int
     missed: int
     interval: Interval | None
-    """Tango's, 95 %. None where pairs depend on each other in a way that no method here allows for."""
+    """Tango's, 95 %. None where pairs depend on each other in a way that no method here allows for, and in a run that
+    may stop early: its length depends on its outcomes, so only `Early` says anything of them."""
     regression_p: float | None
-    """One-sided, small when much was lost: McNemar's mid-p, or `rao_scott`'s p-value for several samples a question."""
+    """One-sided, small when much was lost: McNemar's mid-p, or `rao_scott`'s p-value for several samples a question. Of
+    a run that may stop early 1 / the largest e-value, which holds whenever one stops."""
     test: McNemar | None
-    """None unless every pair has a question and a cluster of its own."""
+    """None unless every pair has a question and a cluster of its own, and the run has a fixed length."""
     design_effect: float | None
     """How many pairs are worth one independent pair; 1 where every pair is."""
 
@@ -86,7 +90,7 @@ class ArmFigures:
     truncated: int
     errors: int
     missing: int
-    """Planned and not there; the run is incomplete."""
+    """Demanded and not there, see `pairing.missing`."""
     tokens: int | None
     """Generated, in all."""
     seconds: float | None
@@ -118,10 +122,14 @@ class Comparison:
     """An A/A run: both arms are configured alike."""
     problems: tuple[str, ...]
     """Why the pairs are no evidence, one line each. Any makes the verdict INVALID."""
+    early: Early | None = None
+    """What the pairs show if the run may stop early; the tables then hold counts and no inference."""
 
 
-def tabulate(pairs: Sequence[Pair], *, worst_case: bool = False) -> Table:
+def tabulate(pairs: Sequence[Pair], *, worst_case: bool = False, fixed: bool = True) -> Table:
     """Return the paired table of the pairs. `worst_case` fills every error in against the candidate.
+
+    Without `fixed`, how many pairs there are depends on their outcomes, and there is no inference from counts.
 
     Pairs are independent if each has a cluster of its own. Equally many samples of each question are allowed for by
     `rao_scott`. For anything else, such as questions that share a cluster, there is a table but no inference.
@@ -129,7 +137,9 @@ def tabulate(pairs: Sequence[Pair], *, worst_case: bool = False) -> Table:
     outcomes = [pair.worst_outcome if worst_case else pair.outcome for pair in pairs]
     count = Counter(outcomes)
     interval, p, test, effect = None, None, None, None
-    if _independent(pairs):
+    if not fixed:
+        pass
+    elif _independent(pairs):
         lost, gained, effect = count["lost"], count["gained"], 1.0
         interval = tango_interval(lost=lost, gained=gained, pairs=len(pairs))
         test = mcnemar(lost=lost, gained=gained)
@@ -169,7 +179,8 @@ def _by_question(pairs: Sequence[Pair], outcomes: Sequence[Outcome]) -> Clustere
     )
 
 
-def _incidence(pairs: Sequence[Pair], verdict: str) -> Incidence:
+def count_incidence(pairs: Sequence[Pair], verdict: str, *, fixed: bool = True) -> Incidence:
+    """Return how often either arm's response was graded `verdict`, paired. `fixed` as in `tabulate`."""
     count = Counter((pair.baseline.verdict == verdict, pair.candidate.verdict == verdict) for pair in pairs)
     baseline_only, candidate_only = count[True, False], count[False, True]
     return Incidence(
@@ -177,26 +188,33 @@ def _incidence(pairs: Sequence[Pair], verdict: str) -> Incidence:
         baseline_only=baseline_only,
         candidate_only=candidate_only,
         both=count[True, True],
-        test=mcnemar(lost=candidate_only, gained=baseline_only) if _independent(pairs) else None,
+        test=mcnemar(lost=candidate_only, gained=baseline_only) if fixed and _independent(pairs) else None,
     )
 
 
 def compare(run: Run, grades: Grades) -> Comparison:
     """Return what the run says about its arms. `grades` holds a grade for each of its responses."""
     pairs = pair_up(run, grades)
+    fixed = not run.meta.get("stop_early")
+    if not fixed:
+        pairs = early.finished(run, pairs)
     arms: dict[str, ArmFigures] = {arm: _figures(run, arm, grades) for arm in ARMS}
+    table, shown = tabulate(pairs, fixed=fixed), early.read(run, pairs)
+    if shown is not None:
+        table = replace(table, regression_p=shown.weigh(margin=shown.margin, alpha=shown.alpha).p_regression)
     return Comparison(
         pairs=pairs,
         questions=len({pair.question for pair in pairs}),
         repeated_prompts=len(run.questions) - len({question.prompt_sha256 for question in run.questions}),
-        table=tabulate(pairs),
-        worst_case=tabulate(pairs, worst_case=True),
-        without_truncated=tabulate([pair for pair in pairs if not pair.has("truncated")]),
-        truncation=_incidence(pairs, "truncated"),
-        errors=_incidence(pairs, "error"),
+        table=table,
+        worst_case=tabulate(pairs, worst_case=True, fixed=fixed),
+        without_truncated=tabulate([pair for pair in pairs if not pair.has("truncated")], fixed=fixed),
+        truncation=count_incidence(pairs, "truncated", fixed=fixed),
+        errors=count_incidence(pairs, "error", fixed=fixed),
         arms=arms,
         same_arms=_configured_alike(run.meta["arms"]),
         problems=tuple(find_problems(run, {arm: arms[arm].proof for arm in ARMS})),
+        early=shown,
     )
 
 
@@ -230,7 +248,7 @@ def _figures(run: Run, arm: str, grades: Grades) -> ArmFigures:
         no_answer=counts["no_answer"],
         truncated=counts["truncated"],
         errors=counts["error"],
-        missing=sum(key not in responses for key in planned(run)),
+        missing=len(missing(run, arm)),
         tokens=sum(tokens) if tokens else None,
         seconds=median(seconds) if seconds else None,
         seconds_to_first_token=median(firsts) if firsts else None,

@@ -55,6 +55,11 @@ def read_lines(path: Path, build: Callable[[Mapping[str, Any]], T]) -> Iterator[
             ) from error
 
 
+def read_responses(path: Path) -> list[Response]:
+    """Return the responses of an arm's file, none where there is no file yet."""
+    return list(read_lines(path, response_from_json)) if path.exists() else []
+
+
 def load_meta(path: Path) -> dict[str, Any]:
     """Return run.json of the run directory `path`. Raises UserError where that is no run directory."""
     file = path / "run.json"
@@ -82,7 +87,7 @@ def load_run(path: Path) -> Run:
     responses: dict[str, tuple[Response, ...]] = {}
     for arm in ARMS:
         file = path / f"{arm}.jsonl"
-        responses[arm] = tuple(read_lines(file, response_from_json)) if file.exists() else ()
+        responses[arm] = tuple(read_responses(file))
         seen = set()
         for response in responses[arm]:
             key = (response.question, response.sample)

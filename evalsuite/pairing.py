@@ -1,12 +1,13 @@
 """Pair both arms' graded responses to the same questions."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from evalsuite.journal import Run
 from evalsuite.records import ARMS, Response
-from evalsuite.scoring import Grade
+from evalsuite.scoring import Grade, grade_all
 
 Outcome = Literal["kept", "lost", "gained", "missed"]
 Grades = Mapping[str, Mapping[tuple[str, int], Grade]]
@@ -58,6 +59,26 @@ def planned(run: Run) -> list[tuple[str, int]]:
     """Return each (question, sample) that the plan asks of both arms, in the order of questions.jsonl."""
     samples = range(run.meta["sampling"]["samples"])
     return [(question.id, sample) for question in run.questions for sample in samples]
+
+
+def missing(run: Run, arm: str) -> list[tuple[str, int]]:
+    """Return the planned (question, sample) that an arm has no response to.
+
+    A run that may stop early asks in order, and leaves out the rest by design: in it only gaps are missing.
+    """
+    keys, have = planned(run), by_key(run.responses[arm])
+    if run.meta.get("stop_early"):
+        keys = keys[: max((index + 1 for index, key in enumerate(keys) if key in have), default=0)]
+    return [key for key in keys if key not in have]
+
+
+def grade_responses(run: Run, responses: Sequence[Response]) -> dict[tuple[str, int], Grade]:
+    """Return the grade of each of a run's responses, by (question, sample)."""
+    task = run.meta["task"]
+    folder, seed = task.get("include_path"), task.get("seed", 0)
+    questions = {question.id: question for question in run.questions}
+    grades = grade_all(questions, responses, include_path=Path(folder) if folder else None, seed=seed)
+    return {(r.question, r.sample): grade for r, grade in zip(responses, grades, strict=True)}
 
 
 def pair_up(run: Run, grades: Grades) -> tuple[Pair, ...]:

@@ -9,6 +9,8 @@ from evalsuite.errors import UserError
 
 EXACT_QUESTIONS = 20_000
 """Above this many questions a plan uses the formula, which is then exact to 0.1 %, and simulates nothing."""
+MOST_QUESTIONS = 100_000
+"""Above this many questions a plan takes minutes."""
 DISCORDANCES = (0.05, 0.10, 0.15, 0.25)
 MARGINS = (0.01, 0.02, 0.03, 0.05, 0.07, 0.10)
 DISCORDANT = (0, 2, 4, 6, 8, 10, 15, 20, 30, 40, 50)
@@ -121,8 +123,7 @@ def plan(
     UserError
         If an argument is out of range.
     """
-    if pairs < 1:
-        raise UserError(f"a plan needs at least 1 question, found {pairs}")
+    _check_questions(pairs)
     if seconds_per_response is not None and not 0 < seconds_per_response < math.inf:
         raise UserError(f"seconds for one response must be a positive number, found {seconds_per_response!r}")
     one_sided = (1 - confidence) / 2
@@ -167,7 +168,11 @@ def plan(
 
 
 def detectable(*, pairs: int, two_sided: bool, discordances: Sequence[float] = DISCORDANCES) -> tuple[Detectable, ...]:
-    """Return the losses that `pairs` questions can see, alpha 0.05, one row for each discordance."""
+    """Return the losses that `pairs` questions can see, alpha 0.05, one row for each discordance.
+
+    Raises UserError for a number of questions that is out of range.
+    """
+    _check_questions(pairs)
 
     def smallest(discordance: float, test: statistics.Test) -> float | None:
         return statistics.smallest_detectable_loss(pairs=pairs, discordance=discordance, test=test, two_sided=two_sided)
@@ -238,11 +243,21 @@ def provable(*, pairs: int, discordances: Sequence[float] = DISCORDANCES) -> tup
 def losses_allowed(*, pairs: int, margin: float) -> tuple[int | None, ...]:
     """Return for each number in `DISCORDANT` of discordant pairs how many may be lost, one-sided alpha 0.05.
 
-    None where the margin is not shown even if none is lost.
+    None where the margin is not shown even if none is lost, and where there are fewer pairs than that.
     """
     return tuple(
-        statistics.most_lost(discordant=discordant, pairs=pairs, margin=margin, alpha=0.05) for discordant in DISCORDANT
+        statistics.most_lost(discordant=discordant, pairs=pairs, margin=margin, alpha=0.05)
+        if discordant <= pairs
+        else None
+        for discordant in DISCORDANT
     )
+
+
+def _check_questions(pairs: int) -> None:
+    if pairs < 1:
+        raise UserError(f"a plan needs at least 1 question, found {pairs}")
+    if pairs > MOST_QUESTIONS:
+        raise UserError(f"a plan is computed for at most {MOST_QUESTIONS:,} questions, found {pairs:,}")
 
 
 def _solve(excess: Callable[[float], float], high: float) -> float | None:

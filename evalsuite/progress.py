@@ -35,15 +35,17 @@ def asking(name: str, *, total: int, done: int) -> Iterator[Callable[[], None]]:
         with tqdm(total=total, initial=done, desc=name, unit="question", dynamic_ncols=True) as bar:
             yield bar.update
         return
-    count, start, last = done, time.monotonic(), time.monotonic()
+    count, first, last = done, 0.0, time.monotonic()
     say(f"{name}: {done} of {total} questions answered, asking {total - done}")
 
     def step() -> None:
-        nonlocal count, last
+        nonlocal count, first, last
         count += 1
         now = time.monotonic()
-        if count == total or now - last >= _QUIET_SECONDS:
-            left = (now - start) / (count - done) * (total - count)
+        if count == done + 1:
+            first = now  # what came before may have been the start of another server
+        elif count == total or now - last >= _QUIET_SECONDS:
+            left = (now - first) / (count - done - 1) * (total - count)
             say(f"{name}: {count} of {total} questions answered, about {left:.0f} s left")
             last = now
 

@@ -102,10 +102,7 @@ def audit(responses: Sequence[Response], arm: Mapping[str, Any], digest: str | N
     split_kv, fallback = _total(receipts, "split_kv"), _total(receipts, "fallback")
     if arm.get("kernel") is None:
         return Proof(proven=None, receipts=len(receipts), split_kv=split_kv, fallback=fallback, problems=())
-    faults = []
-    for response in served:
-        if fault := check(response, arm) or _check_digest(response, digest):
-            faults.append((response, fault))
+    faults = find_faults(served, arm, digest)
     problems = []
     if faults:
         response, fault = faults[0]
@@ -120,6 +117,17 @@ def audit(responses: Sequence[Response], arm: Mapping[str, Any], digest: str | N
     return Proof(
         proven=not problems, receipts=len(receipts), split_kv=split_kv, fallback=fallback, problems=tuple(problems)
     )
+
+
+def find_faults(
+    responses: Sequence[Response], arm: Mapping[str, Any], digest: str | None
+) -> list[tuple[Response, str]]:
+    """Return the responses that do not show what the arm promises, each with why; errored ones show nothing."""
+    if arm.get("kernel") is None:
+        return []
+    served = [response for response in responses if response.error is None]
+    faults = [(response, check(response, arm) or _check_digest(response, digest)) for response in served]
+    return [(response, fault) for response, fault in faults if fault]
 
 
 def _check_digest(response: Response, digest: str | None) -> str | None:

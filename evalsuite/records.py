@@ -55,19 +55,22 @@ class Response:
     error: str | None = None
 
 
+_FIELDS = {kind: tuple(field.name for field in fields(kind)) for kind in (Question, Response)}
+
+
 def to_json(record: Question | Response) -> dict[str, Any]:
     """Return the record as a JSON-ready dictionary."""
-    return {f.name: getattr(record, f.name) for f in fields(record)}  # asdict would copy every token
+    return {name: getattr(record, name) for name in _FIELDS[type(record)]}  # asdict would copy every token
 
 
 def question_from_json(data: Mapping[str, Any]) -> Question:
     """Return the question stored as `data`. Raises KeyError for a missing field and TypeError for a wrong one."""
-    return Question(**{f.name: data[f.name] for f in fields(Question)})
+    return Question(**{name: data[name] for name in _FIELDS[Question]})
 
 
 def response_from_json(data: Mapping[str, Any]) -> Response:
     """Return the response stored as `data`. Raises KeyError for a missing field and TypeError for a wrong one."""
-    values = {f.name: data[f.name] for f in fields(Response)}
+    values = {name: data[name] for name in _FIELDS[Response]}
     if not isinstance(values["question"], str) or not isinstance(values["sample"], int):
         raise TypeError("question must be text and sample a whole number")
     for name in ("token_ids", "logprobs", "runner_up_ids", "runner_up_logprobs"):

@@ -6,19 +6,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from evalsuite.comparison import ArmFigures, Comparison, Incidence, Table
+from evalsuite.early import Early
 from evalsuite.pairing import Pair
 from evalsuite.records import ARMS
 from evalsuite.verdict import Decision, Verdict
-from evalsuite.wording import clean, count, p_value, points, signed
+from evalsuite.wording import clean, count, e_value, p_value, points, signed
 
 UNKNOWN = "not known"
-_EXPLAINED = {
+EXPLAINED = {
     Verdict.PASS: "no regression detected, and one as large as the margin is ruled out",
     Verdict.NOT_DETECTED: "no regression detected; that is no proof of equality, the line above says what is ruled out",
     Verdict.FAIL: "a regression was detected",
     Verdict.INCONCLUSIVE: "neither a regression nor its absence was shown",
     Verdict.INVALID: "the evidence does not hold, so nothing was decided; the figures only help to find out why",
 }
+"""What a verdict means, in words that go with its exit code."""
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
     "h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}table{border-collapse:collapse}"
@@ -29,19 +31,19 @@ _STYLE = (
 def render_summary(comparison: Comparison, decision: Decision) -> str:
     """Return the paired table, the figures, the verdict and why, and a line that explains the exit code."""
     lines = [
-        *_text_table(_paired_rows(comparison.table)),
+        *text_table(_paired_rows(comparison.table)),
         "",
-        *_text_table(_figure_rows(comparison, decision)),
+        *text_table(_figure_rows(comparison, decision)),
         "",
-        *_text_table(_subset_rows(comparison)),
+        *text_table(_subset_rows(comparison)),
         "",
-        *_text_table(_incidence_rows(comparison.truncation, "truncated", "not truncated")),
+        *text_table(_incidence_rows(comparison.truncation, "truncated", "not truncated")),
         "",
-        *_text_table(_arm_rows(comparison.arms)),
+        *text_table(_arm_rows(comparison.arms)),
         "",
         clean(decision.headline, longest=1000),
         *(f"  - {clean(reason, longest=1000)}" for reason in decision.reasons),
-        f"exit code {decision.exit_code}: {_EXPLAINED[decision.verdict]}",
+        f"exit code {decision.exit_code}: {EXPLAINED[decision.verdict]}",
     ]
     return "\n".join(lines)
 
@@ -51,7 +53,7 @@ def render_markdown(meta: Mapping[str, Any], comparison: Comparison, decision: D
     blocks = [
         f"# {escape(decision.headline, longest=1000)}",
         "\n".join(f"- {escape(reason, longest=1000)}" for reason in decision.reasons),
-        f"Exit code {decision.exit_code}: {_EXPLAINED[decision.verdict]}.",
+        f"Exit code {decision.exit_code}: {EXPLAINED[decision.verdict]}.",
         *_section("What was asked", _plan_rows(meta, comparison)),
         *_section("Pairs", _paired_rows(comparison.table)),
         *_section("Difference, candidate - baseline", _figure_rows(comparison, decision)),
@@ -87,12 +89,18 @@ def escape(text: str, *, longest: int = 120) -> str:
 
 def _section(title: str, rows: Sequence[Sequence[str]]) -> Iterator[str]:
     yield f"## {title}"
+    yield markdown_table(rows)
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown, the first row its head. What a model or a user wrote is escaped."""
     head, *body = rows
     lines = ["| " + " | ".join(escape(cell, longest=300) for cell in row) + " |" for row in (head, *body)]
-    yield "\n".join([lines[0], "|" + " --- |" * len(head), *lines[1:]])
+    return "\n".join([lines[0], "|" + " --- |" * len(head), *lines[1:]])
 
 
-def _text_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def text_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table for a terminal, its columns aligned."""
     shown = [[clean(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     for row in shown:
@@ -111,14 +119,19 @@ def _paired_rows(table: Table) -> list[tuple[str, ...]]:
 
 def _figure_rows(comparison: Comparison, decision: Decision) -> list[tuple[str, str]]:
     table, test = comparison.table, comparison.table.test
+    asked_for = ("margin asked for", "none" if decision.margin is None else f"{points(decision.margin)} points")
     rows = [
         ("", "value"),
         ("baseline accuracy", _share(table.baseline_right, table.pairs)),
         ("candidate accuracy", _share(table.candidate_right, table.pairs)),
         ("difference", UNKNOWN if table.difference is None else f"{signed(table.difference)} points"),
+    ]
+    if comparison.early is not None:
+        return [*rows, *_evidence_rows(comparison.early, decision), asked_for]
+    rows += [
         ("95 % interval (Tango)", f"{_interval(table)} points"),
         ("smallest margin supported", _margin(table)),
-        ("margin asked for", "none" if decision.margin is None else f"{points(decision.margin)} points"),
+        asked_for,
     ]
     if test is None:
         p = UNKNOWN if table.regression_p is None else p_value(table.regression_p)
@@ -132,6 +145,18 @@ def _figure_rows(comparison: Comparison, decision: Decision) -> list[tuple[str, 
     ]
 
 
+def _evidence_rows(early: Early, decision: Decision) -> Iterator[tuple[str, str]]:
+    interval = early.interval()
+    name = f"{100 * interval.confidence:.0f} % confidence sequence, valid whenever one stops"
+    yield name, f"{signed(interval.low)} to {signed(interval.high)} points"
+    if decision.evidence is not None:
+        yield (
+            f"e-value of a loss below the margin ({1 / early.alpha:g} decide)",
+            e_value(decision.evidence.p_noninferior),
+        )
+        yield f"e-value of a regression ({1 / decision.alpha:g} decide)", e_value(decision.evidence.p_regression)
+
+
 def _subset_rows(comparison: Comparison) -> list[tuple[str, ...]]:
     subsets = [
         ("all pairs", comparison.table),
@@ -139,7 +164,8 @@ def _subset_rows(comparison: Comparison) -> list[tuple[str, ...]]:
     ]
     if comparison.errors.neither < comparison.table.pairs:
         subsets.append(("all pairs, errors held against the candidate", comparison.worst_case))
-    return [
+    columns = 9 if comparison.early is None else 7  # no interval holds for a part of a run that stops early
+    rows = [
         ("", "pairs", "kept", "lost", "gained", "missed", "points", "95 % interval", "smallest margin"),
         *(
             (name, *map(str, (table.pairs, table.kept, table.lost, table.gained, table.missed)),
@@ -147,6 +173,7 @@ def _subset_rows(comparison: Comparison) -> list[tuple[str, ...]]:
             for name, table in subsets
         ),
     ]  # fmt: skip
+    return [row[:columns] for row in rows]
 
 
 def _incidence_rows(seen: Incidence, name: str, otherwise: str) -> list[tuple[str, ...]]:
@@ -186,11 +213,11 @@ def _arm_rows(arms: Mapping[str, ArmFigures]) -> list[tuple[str, ...]]:
 
 
 def _plan_rows(meta: Mapping[str, Any], comparison: Comparison) -> list[tuple[str, str]]:
-    task, sampling = meta["task"], meta["sampling"]
+    task, sampling, early = meta["task"], meta["sampling"], comparison.early
     asked = [
         ("", "value"),
         ("task", f"{task['name']}, version {_known(task['version'])}"),
-        ("questions", f"{comparison.questions:,}"),
+        ("questions", f"{comparison.questions:,}" + (f" of at most {early.planned:,}" if early else "")),
         ("budget", UNKNOWN if sampling["budget"] is None else count(sampling["budget"], "token")),
         ("temperature", _known(sampling["temperature"])),
         ("samples per question", _known(sampling["samples"])),

@@ -7,15 +7,14 @@ import re
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from evalsuite.comparison import Comparison, Incidence, Table, compare
 from evalsuite.errors import UserError
 from evalsuite.journal import Run, write_once
+from evalsuite.pairing import Grades, grade_responses
 from evalsuite.records import ARMS, SCHEMA
 from evalsuite.render import render_html, render_markdown, render_summary
-from evalsuite.scoring import Grade, grade_all
 from evalsuite.verdict import Decision, decide
 from evalsuite.wording import clean
 
@@ -30,17 +29,13 @@ class Report:
     decision: Decision
 
 
-def derive(run: Run, *, margin: float | None = None) -> Report:
-    """Grade, pair, compare and decide. `margin` is the largest loss accepted, a fraction; see `verdict.decide`."""
-    questions = {question.id: question for question in run.questions}
-    task = run.meta["task"]
-    folder, seed = task.get("include_path"), task.get("seed", 0)
-    grades: dict[str, dict[tuple[str, int], Grade]] = {}
-    for arm in ARMS:
-        responses = run.responses[arm]
-        graded = grade_all(questions, responses, include_path=Path(folder) if folder else None, seed=seed)
-        grades[arm] = {(r.question, r.sample): grade for r, grade in zip(responses, graded, strict=True)}
-    comparison = compare(run, grades)
+def derive(run: Run, *, margin: float | None = None, grades: Grades | None = None) -> Report:
+    """Grade, pair, compare and decide. `margin` is the largest loss accepted, a fraction; see `verdict.decide`.
+
+    `grades` are those of an imported log, which holds its own.
+    """
+    graded = grades or {arm: grade_responses(run, run.responses[arm]) for arm in ARMS}
+    comparison = compare(run, graded)
     return Report(meta=run.meta, comparison=comparison, decision=decide(comparison, margin=margin))
 
 
@@ -91,17 +86,25 @@ def render_json(report: Report) -> str:
         "questions": comparison.questions,
         "same_arms": comparison.same_arms,
         "problems": list(comparison.problems),
-        "table": _table(comparison.table),
-        "worst_case": _table(comparison.worst_case),
-        "without_truncated": _table(comparison.without_truncated),
+        "table": table_json(comparison.table),
+        "worst_case": table_json(comparison.worst_case),
+        "without_truncated": table_json(comparison.without_truncated),
         "truncation": _incidence(comparison.truncation),
         "errors": _incidence(comparison.errors),
         "arms": {arm: asdict(figures) for arm, figures in comparison.arms.items()},
     }
-    return json.dumps(_rounded(data), sort_keys=True, allow_nan=False, indent=1) + "\n"
+    if comparison.early is not None and decision.evidence is not None:
+        interval = comparison.early.interval()
+        data["evidence"] = asdict(decision.evidence) | {
+            "planned": comparison.early.planned,
+            "confidence_sequence": [interval.low, interval.high],
+            "confidence": interval.confidence,
+        }
+    return json.dumps(rounded(data), sort_keys=True, allow_nan=False, indent=1) + "\n"
 
 
-def _table(table: Table) -> dict[str, Any]:
+def table_json(table: Table) -> dict[str, Any]:
+    """Return a paired table and its figures for JSON."""
     test, interval = table.test, table.interval
     return {
         "pairs": table.pairs,
@@ -124,12 +127,13 @@ def _incidence(incidence: Incidence) -> dict[str, Any]:
     return asdict(incidence) | {"test": None if incidence.test is None else asdict(incidence.test)}
 
 
-def _rounded(data: Any) -> Any:
+def rounded(data: Any) -> Any:
+    """Return data for JSON with each float in it at six significant digits."""
     if isinstance(data, float):
         return float(f"{data:.6g}")
     if isinstance(data, dict):
-        return {key: _rounded(value) for key, value in data.items()}
-    return [_rounded(value) for value in data] if isinstance(data, list | tuple) else data
+        return {key: rounded(value) for key, value in data.items()}
+    return [rounded(value) for value in data] if isinstance(data, list | tuple) else data
 
 
 def render_csv(report: Report) -> str:
@@ -145,8 +149,8 @@ def render_csv(report: Report) -> str:
         answers = (pair.target, pair.baseline.answer, pair.candidate.answer) if shown else ()
         rows.writerow(
             (_cell(pair.question), pair.sample, _cell(pair.cluster), pair.outcome, pair.baseline.verdict,
-             pair.candidate.verdict, pair.baseline_tokens, pair.candidate_tokens, _rounded(pair.baseline_seconds),
-             _rounded(pair.candidate_seconds), *map(_cell, answers))
+             pair.candidate.verdict, pair.baseline_tokens, pair.candidate_tokens, rounded(pair.baseline_seconds),
+             rounded(pair.candidate_seconds), *map(_cell, answers))
         )  # fmt: skip
     return out.getvalue()
 

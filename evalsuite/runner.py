@@ -4,19 +4,23 @@ import fcntl
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from evalsuite import arms as arms_module
-from evalsuite import environment, journal, progress, prompts, server
+from evalsuite import early, environment, journal, progress, prompts, server, settle
 from evalsuite.arms import Arm
 from evalsuite.checkpoint import context_length, digest, find_checkpoint
 from evalsuite.client import Prompt, RequestFailed, Sampling
 from evalsuite.errors import UserError
-from evalsuite.records import ARMS, SCHEMA, Question, Response, response_from_json, to_json
+from evalsuite.records import ARMS, SCHEMA, Question, Response, to_json
+
+Ask = Callable[[Question], None]
+Serve = Callable[[], AbstractContextManager[Ask]]
 
 ATTEMPTS = 3
 """Times a question is asked before an error is recorded in its place."""
@@ -41,6 +45,7 @@ class Settings:
     samples: int = 1
     seed: int = 0
     margin: float | None = None
+    stop_early: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +72,7 @@ def prepare(settings: Settings) -> Plan:
     """Load task, arms and model, and check that every question fits. Nothing is started or written yet."""
     from evalsuite.tasks import load_task
 
-    _check_sampling(settings)
+    _check_settings(settings)
     known = arms_module.load_arms(settings.arms_file)
     arms = {
         "baseline": arms_module.find_arm(settings.baseline, known),
@@ -89,6 +94,8 @@ def prepare(settings: Settings) -> Plan:
     if all_attached and settings.model and Path(settings.model).is_dir():
         folders = [find_checkpoint(settings.model)]
     questions, rendered = prompts.render(task.questions, task.messages, folders)
+    if settings.stop_early:
+        questions = early.shuffle(questions, settings.seed)
     for side, arm in arms.items():
         folder = checkpoints[side]
         limit = context_length(folder, arm.args) if folder else None
@@ -116,6 +123,7 @@ def prepare(settings: Settings) -> Plan:
             "until": list(task.until),
         },
         "margin": settings.margin,
+        "stop_early": {"alpha": early.ALPHA} if settings.stop_early else None,
         "arms": {side: _arm_meta(arm, checkpoints[side], settings.model) for side, arm in arms.items()},
         "attention": environment.attention_package(),
         "environment": environment.describe(),
@@ -133,7 +141,9 @@ def prepare(settings: Settings) -> Plan:
     )
 
 
-def _check_sampling(settings: Settings) -> None:
+def _check_settings(settings: Settings) -> None:
+    if settings.stop_early and settings.margin is None:
+        raise UserError("--stop-early has no --margin; give the largest loss accepted, it decides when to stop")
     if settings.samples > 1 and settings.temperature == 0:
         raise UserError(
             f"{settings.samples} samples at temperature 0 are the same response {settings.samples} times; give "
@@ -203,41 +213,77 @@ def _differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any,
 
 
 def run(plan: Plan, folder: Path) -> None:
-    """Ask each arm every question that its journal lacks."""
+    """Ask each arm every question that its journal lacks, or with `stop_early` as many as settle the matter."""
     with open_run(plan, folder):
-        answered = {side: _answered(folder / f"{side}.jsonl") for side in ARMS}
+        answered: dict[str, list[Response]] = {side: journal.read_responses(folder / f"{side}.jsonl") for side in ARMS}
         session = 1 + max((r.session for done in answered.values() for r in done), default=0)
+        arms: dict[str, Serve] = {
+            side: partial(_serve, plan, folder, side, answered[side], session=session) for side in ARMS
+        }
+        if plan.meta.get("stop_early"):
+            _ask_until_settled(plan, arms, settle.watch(plan.meta, plan.questions, answered))
+            return
         for side in ARMS:
-            keys = {(response.question, response.sample) for response in answered[side]}
-            open_questions = [
-                (question, sample)
-                for question in plan.questions
-                for sample in range(plan.samples)
-                if (question.id, sample) not in keys
-            ]
-            if open_questions:
-                ask_arm(plan, folder, side, open_questions, session=session)
+            with arms[side]() as ask:
+                for question in plan.questions:
+                    ask(question)
 
 
-def _answered(path: Path) -> list[Response]:
-    return list(journal.read_lines(path, response_from_json)) if path.exists() else []
-
-
-def ask_arm(plan: Plan, folder: Path, side: str, todo: Sequence[tuple[Question, int]], *, session: int) -> None:
-    """Serve one arm and ask it each (question, sample) of `todo` in order."""
+@contextmanager
+def _serve(plan: Plan, folder: Path, side: str, answered: list[Response], *, session: int) -> Iterator[Ask]:
+    """Serve an arm, unless nothing is left to ask, and yield a function that asks a question that `answered` lacks."""
+    planned = {(question.id, sample) for question in plan.questions for sample in range(plan.samples)}
+    todo = planned - {(response.question, response.sample) for response in answered}
+    if not todo:
+        yield lambda question: None
+        return
     arm, log = plan.arms[side], folder / f"{side}.log"
-    total = len(plan.questions) * plan.samples
     out = journal.Journal(folder / f"{side}.jsonl")
     try:
         with (
             server.serve(arm, plan.checkpoints[side], log, progress.announce, plan.model) as serving,
-            progress.asking(f"{side} ({arm.name})", total=total, done=total - len(todo)) as step,
+            progress.asking(f"{side} ({arm.name})", total=len(planned), done=len(planned) - len(todo)) as step,
         ):
-            for question, sample in todo:
-                out.append(ask_once(plan, serving, question, sample, session=session))
-                step()
+
+            def ask(question: Question) -> None:
+                for sample in range(plan.samples):
+                    if (question.id, sample) in todo:
+                        response = ask_once(plan, serving, question, sample, session=session)
+                        out.append(response)
+                        answered.append(response)
+                        todo.remove((question.id, sample))
+                        step()
+
+            yield ask
     finally:
         out.close()
+
+
+def _ask_until_settled(plan: Plan, arms: Mapping[str, Serve], settled: Callable[[], bool]) -> None:
+    """Ask both arms question by question until `settled`.
+
+    Both servers are up at once. Where the second finds no memory beside the first, the baseline is asked everything
+    before the candidate starts; the run stops after the same question either way.
+    """
+    if settled():
+        return
+    with ExitStack() as up:
+        ask_baseline = up.enter_context(arms["baseline"]())
+        try:
+            ask_candidate = up.enter_context(arms["candidate"]())
+        except server.OutOfMemory:
+            progress.say("both servers do not fit into memory at once, so the baseline is asked everything first")
+            for question in plan.questions:
+                ask_baseline(question)
+                if settled():
+                    return
+            up.close()
+            ask_candidate = up.enter_context(arms["candidate"]())
+        for question in plan.questions:
+            ask_baseline(question)
+            ask_candidate(question)
+            if settled():
+                return
 
 
 def seed_of(seed: int, question: str, sample: int) -> int:

@@ -64,6 +64,12 @@ def join(baseline: Path, candidate: Path) -> Run:
     one, other = load_side(baseline, "baseline"), load_side(candidate, "candidate")
     if one.file.samefile(other.file):
         raise UserError(f"{one.file} is given twice; expected the responses of two arms")
+    for side in (one, other):
+        if side.meta and side.meta.get("stop_early"):
+            raise UserError(
+                f"{side.file} is of a run with --stop-early, whose length depends on what it found; expected runs of "
+                "fixed length, judge that one by `evalsuite gate` or `report`"
+            )
     _check_questions(one, other)
     differing = list(_differing_sampling(one, other))
     if differing:

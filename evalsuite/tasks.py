@@ -65,6 +65,17 @@ def list_tasks(include_path: Path | None = None) -> list[TaskSummary]:
     return summaries
 
 
+def size_of(name: str) -> int:
+    """Return how many questions a shipped task asks unless told otherwise. Nothing is loaded.
+
+    Raises UserError for a name that no shipped task has.
+    """
+    if name.startswith(harness.BUILT_IN):
+        raise UserError(f"the number of questions of {name} is not known without its data; give it with --questions N")
+    metadata = harness.entry_of(harness.open_index(None), name, asked=name).cfg["metadata"]
+    return int(metadata["questions"] if "questions" in metadata else metadata["size"])
+
+
 def load_task(
     name: str, *, limit: int | None = None, data: Path | None = None, include_path: Path | None = None, seed: int = 0
 ) -> Task:

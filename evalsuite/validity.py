@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 
 from evalsuite.journal import Run, dump
-from evalsuite.pairing import by_key, planned
+from evalsuite.pairing import by_key, missing, planned
 from evalsuite.receipts import Proof
 from evalsuite.records import ARMS, Response, to_json
 
@@ -21,10 +21,9 @@ def find_problems(run: Run, proofs: Mapping[str, Proof]) -> Iterator[str]:
     if len(set(keys)) < len(keys):
         yield f"questions.jsonl names {len(keys) - len(set(keys))} questions twice"
     for arm in ARMS:
-        missing = sum(key not in responses[arm] for key in keys)
-        if missing:
+        if lacking := len(missing(run, arm)):
             yield (
-                f"{missing} of {len(keys)} responses of the {arm} are missing; give the same `run` command again to "
+                f"{lacking} of {len(keys)} responses of the {arm} are missing; give the same `run` command again to "
                 "ask what is left"
             )
     for arm in ARMS:

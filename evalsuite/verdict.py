@@ -5,7 +5,8 @@ In this order, the first that applies:
 INVALID       The pairs are no evidence, see `validity.find_problems`.
 FAIL          A regression is detected: one-sided mid-p McNemar at alpha (after Rao and Scott for several samples a
               question), on accuracy, or on errors where the candidate's requests fail more often. An errored response
-              is an answer that the user did not get, so it counts as not right.
+              is an answer that the user did not get, so it counts as not right. A policy file may accept a loss of
+              accuracy that lies within the margin.
 INCONCLUSIVE  The run could not have shown a loss, so that it shows nothing. Only questions that the baseline got right
               can be lost. If it got none right (all truncated, say), no loss could show; and with an accuracy up to the
               margin, no loss as large as the margin could. Nor is anything shown where pairs depend on each other in a
@@ -15,6 +16,9 @@ PASS          The lower end of the 95 % interval lies above -margin; where there
 INCONCLUSIVE  It does not.
 NOT DETECTED  Without a margin, in place of the last two. The first line says which losses are ruled out, lest ten
               questions be taken for evidence.
+
+A run that may stop early is judged by the e-values of `early` in place of test and interval, and without a margin by
+the one that it was planned with.
 
 A pair that an arm's budget cut off counts as what its user gets: not right in that arm. Truncation therefore makes
 questions that cannot be lost, which the third rule watches, and the reasons name what the other pairs show alone.
@@ -26,9 +30,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from evalsuite.comparison import Comparison
+from evalsuite.early import Early
 from evalsuite.errors import UserError
-from evalsuite.statistics import questions_needed
-from evalsuite.wording import count, p_value, points, signed
+from evalsuite.statistics import Evidence, questions_needed
+from evalsuite.wording import count, e_value, p_value, points, signed
 
 
 class Verdict(StrEnum):
@@ -60,6 +65,8 @@ class Decision:
     reasons: tuple[str, ...]
     margin: float | None
     alpha: float
+    evidence: Evidence | None = None
+    """What the verdict rests on if the run may stop early."""
 
     @property
     def exit_code(self) -> int:
@@ -67,34 +74,49 @@ class Decision:
         return EXIT[self.verdict]
 
 
-def decide(comparison: Comparison, *, margin: float | None, alpha: float = 0.05) -> Decision:
+def decide(
+    comparison: Comparison, *, margin: float | None, alpha: float = 0.05, accept_within_margin: bool = False
+) -> Decision:
     """Return the verdict. `margin` is the largest loss accepted, a fraction; None applies "no detectable regression".
 
-    Raises UserError for a margin outside [0, 1) or an alpha outside (0, 1).
+    With `accept_within_margin`, which only a policy file sets, a detected loss of accuracy is no FAIL where everything
+    else says PASS. Raises UserError for a margin outside [0, 1) or an alpha outside (0, 1).
     """
     if margin is not None and not 0 <= margin < 1:
         raise UserError(f"margin is {margin:g}; expected a fraction from 0 to below 1 (0.03 accepts three points)")
     if not 0 < alpha < 1:
         raise UserError(f"alpha is {alpha:g}; expected a fraction between 0 and 1, such as 0.05")
-    verdict, (claim, *reasons) = _judge(comparison, margin, alpha)
+    early, evidence = comparison.early, None
+    if early is None:
+        verdict, (claim, *reasons) = _judge(comparison, margin, alpha, accept_within_margin)
+    else:
+        margin = early.margin if margin is None else margin
+        if not margin:
+            raise UserError("margin is 0; expected one above 0, as e-values never show that there is no loss at all")
+        evidence = early.weigh(margin=margin, alpha=alpha)
+        verdict, (claim, *reasons) = _judge_early(comparison, early, evidence, accept_within_margin)
     errors = {name: arm.errors for name, arm in comparison.arms.items()}
     if any(errors.values()):
         claim += f" (errors: baseline {errors['baseline']}, candidate {errors['candidate']})"
     return Decision(
         verdict=verdict,
         headline=f"{verdict}: {claim}",
-        reasons=(*reasons, *_remark(comparison, alpha)),
+        reasons=(*reasons, *_remark(comparison, margin, alpha)),
         margin=margin,
         alpha=alpha,
+        evidence=evidence,
     )
 
 
-def _judge(comparison: Comparison, margin: float | None, alpha: float) -> tuple[Verdict, tuple[str, ...]]:
+def _judge(
+    comparison: Comparison, margin: float | None, alpha: float, accept_within_margin: bool
+) -> tuple[Verdict, tuple[str, ...]]:
     """Return the verdict, the claim of its headline, and the reasons that go with it."""
     if comparison.problems:
         return Verdict.INVALID, comparison.problems
-    if detected := _detect(comparison, margin, alpha):
-        return Verdict.FAIL, detected
+    loss, failures = _detect_loss(comparison, margin, alpha), _detect_failures(comparison, alpha)
+    if failures or (loss and not (accept_within_margin and _lies_within(comparison, margin))):
+        return Verdict.FAIL, loss or failures or ()
     table, asked = comparison.table, _asked(comparison)
     right = f"the baseline got {table.baseline_right} of {asked} right, and only those can be lost"
     if not table.baseline_right:
@@ -112,6 +134,11 @@ def _judge(comparison: Comparison, margin: float | None, alpha: float) -> tuple[
     accepted = f"margin {points(margin)} points"
     if table.baseline_right <= margin * table.pairs:
         return Verdict.INCONCLUSIVE, (f"{right}: a loss as large as the {accepted} could not show",)
+    if low > -margin and loss:
+        return Verdict.PASS, (
+            f"a regression within the margin, which the policy accepts; these data rule out {losses} ({accepted})",
+            loss[0],
+        )
     if low > -margin:
         return Verdict.PASS, (f"no regression detected in {asked}; these data rule out {losses} ({accepted})",)
     return Verdict.INCONCLUSIVE, (
@@ -120,9 +147,19 @@ def _judge(comparison: Comparison, margin: float | None, alpha: float) -> tuple[
     )
 
 
-def _detect(comparison: Comparison, margin: float | None, alpha: float) -> tuple[str, ...] | None:
-    """Return the claim and the reasons of a detected regression, None where there is none."""
-    table, errors = comparison.table, comparison.errors
+def _lies_within(comparison: Comparison, margin: float | None) -> bool:
+    """Return whether the loss lies within a margin as large as could have shown, whatever the errors hide."""
+    intervals = comparison.table.interval, comparison.worst_case.interval
+    return (
+        margin is not None
+        and comparison.table.baseline_right > margin * comparison.table.pairs
+        and all(interval is not None and interval.low > -margin for interval in intervals)
+    )
+
+
+def _detect_loss(comparison: Comparison, margin: float | None, alpha: float) -> tuple[str, ...] | None:
+    """Return the claim and the reasons of a detected loss of accuracy, None where there is none."""
+    table = comparison.table
     if table.regression_p is not None and table.interval is not None and table.regression_p <= alpha:
         interval = f"95 % interval {signed(table.interval.low)} to {signed(table.interval.high)}"
         claim = (
@@ -138,6 +175,12 @@ def _detect(comparison: Comparison, margin: float | None, alpha: float) -> tuple
             if accepted
             else (claim,)
         )
+    return None
+
+
+def _detect_failures(comparison: Comparison, alpha: float) -> tuple[str, ...] | None:
+    """Return the claim that the candidate's requests fail more often, None where that is not detected."""
+    errors = comparison.errors
     if errors.test is not None and errors.test.midp_one_sided <= alpha:
         return (
             f"regression detected: the candidate alone failed to answer {errors.candidate_only} of "
@@ -163,12 +206,61 @@ def _outlook(comparison: Comparison, margin: float) -> str:
     return f"about {count(questions, 'more question')} would settle it if the arms are equally accurate"
 
 
+def _judge_early(
+    comparison: Comparison, early: Early, evidence: Evidence, accept_within_margin: bool
+) -> tuple[Verdict, tuple[str, ...]]:
+    """Return what `_judge` does, for a run that may stop early."""
+    if comparison.problems:
+        return Verdict.INVALID, comparison.problems
+    table, margin, planned = comparison.table, evidence.margin, f"{early.planned:,}"
+    accepted, needed = f"margin {points(margin)} points", f"{1 / evidence.alpha:g} needed"
+    passed, failed = evidence.noninferior_at, evidence.regression_at
+    loss = (
+        f"regression detected after question {failed} of {planned}: {table.lost} lost and {table.gained} gained of "
+        f"{_asked(comparison)}, e-value {e_value(evidence.p_regression)}, {needed}"
+    )
+    failures = early.weigh_failures(margin=margin, alpha=evidence.alpha)
+    if failures and failures.regression_at:
+        return Verdict.FAIL, (
+            f"regression detected after question {failures.regression_at} of {planned}: the candidate failed to answer "
+            f"more often, e-value {e_value(failures.p_regression)}, {needed}",
+        )
+    possible = table.baseline_right > margin * table.pairs
+    if failed and not (accept_within_margin and passed and possible):
+        if passed and possible:
+            return Verdict.FAIL, (
+                f"{loss}; it is shown to be below the margin ({accepted})",
+                "a loss within the margin is still a loss: only a policy file can accept it",
+            )
+        return Verdict.FAIL, (loss + (f"; it is above the {accepted}" if evidence.beyond_margin_at else ""),)
+    seen = f"after {evidence.questions:,} of {count(early.planned, 'question')}"
+    if not possible:
+        return Verdict.INCONCLUSIVE, (
+            f"the baseline got {table.baseline_right} of {_asked(comparison)} right, and only those can be lost: "
+            f"{seen} a loss as large as the {accepted} could not show",
+        )
+    if passed:
+        claim = (
+            f"a loss of {points(margin)} points or more is ruled out after question {passed} of {planned}, e-value "
+            f"{e_value(evidence.p_noninferior)}, {1 / early.alpha:g} needed"
+        )
+        return Verdict.PASS, (claim, loss) if failed else (claim,)
+    again = "more questions are needed"
+    if evidence.questions < early.planned:
+        same = margin == early.margin
+        again = "give the same `run` command again to go on" if same else "a run with this margin would have gone on"
+    return Verdict.INCONCLUSIVE, (
+        f"{seen} neither a regression (e-value {e_value(evidence.p_regression)}) nor a loss below the {accepted} "
+        f"(e-value {e_value(evidence.p_noninferior)}) is shown, {needed}; {again}",
+    )
+
+
 def _asked(comparison: Comparison) -> str:
     samples = comparison.table.pairs // max(comparison.questions, 1)
     return count(comparison.questions, "question") + (f" x {samples} samples" if samples > 1 else "")
 
 
-def _remark(comparison: Comparison, alpha: float) -> Iterator[str]:
+def _remark(comparison: Comparison, margin: float | None, alpha: float) -> Iterator[str]:
     """Yield what a reader must know whatever the verdict."""
     table, worst, finished = comparison.table, comparison.worst_case, comparison.without_truncated
     if comparison.repeated_prompts:
@@ -182,7 +274,14 @@ def _remark(comparison: Comparison, alpha: float) -> Iterator[str]:
         yield f"the baseline got only {table.baseline_right} right: had all been lost, it would not have been detected"
     if table.design_effect is not None and table.pairs > comparison.questions:
         yield f"samples of a question are not independent: {table.design_effect:.1f} pairs are worth one"
-    if finished.pairs < table.pairs:
+    if comparison.early is not None and margin != comparison.early.margin:
+        yield (
+            f"the run was planned, and stops, with a margin of {points(comparison.early.margin)} points; e-values hold "
+            "whenever one stops, so they are computed anew for another, which must be fixed before looking all the same"
+        )
+    if finished.pairs < table.pairs and comparison.early is not None:
+        yield f"the budget ended a response in {table.pairs - finished.pairs} of {count(table.pairs, 'pair')}"
+    elif finished.pairs < table.pairs:
         limit = finished.smallest_margin
         alone = f"rule out only losses above {points(limit)} points" if limit is not None else "rule out no loss"
         yield (

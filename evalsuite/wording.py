@@ -19,6 +19,11 @@ def p_value(p: float) -> str:
     return "< 0.0001" if p < 0.0001 else f"{p:.3g}"
 
 
+def e_value(p: float) -> str:
+    """Return the e-value whose inverse is `p`, a p-value that is valid whenever one stops."""
+    return f"{1 / p:.1f}" if p > 1e-4 else "above 10,000"
+
+
 def count(number: int, noun: str) -> str:
     """Return a number with its noun: "1 question", "2 questions"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

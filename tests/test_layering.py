@@ -12,34 +12,42 @@ TABLE = """
 evalsuite/:
 evalsuite/__main__: cli
 evalsuite/arms: errors
-evalsuite/checkpoint: errors
-evalsuite/cli: arms doctor errors journal progress report runner sides tasks
+evalsuite/checkpoint: errors progress
+evalsuite/cli: arms doctor errors gate gate_output journal plan_output planning policy progress report runner samples \
+    sides tasks
 evalsuite/client: errors
-evalsuite/comparison: journal pairing receipts records statistics validity
+evalsuite/comparison: early journal pairing receipts records statistics validity
 evalsuite/doctor: checkpoint environment
+evalsuite/early: journal pairing records statistics
 evalsuite/environment:
 evalsuite/errors:
 evalsuite/extraction: values
+evalsuite/gate: comparison errors journal policy records report statistics verdict wording
+evalsuite/gate_output: errors gate journal records render report verdict wording
 evalsuite/guard:
 evalsuite/harness: errors tasks/
 evalsuite/journal: errors records
 evalsuite/pairing: journal records scoring
+evalsuite/plan_output: planning render wording
 evalsuite/planning: errors statistics
+evalsuite/policy: errors
 evalsuite/progress:
 evalsuite/prompts: client errors records
 evalsuite/receipts: records
 evalsuite/records:
-evalsuite/render: comparison pairing records verdict wording
-evalsuite/report: comparison errors journal records render scoring verdict wording
-evalsuite/runner: arms checkpoint client environment errors journal progress prompts records server tasks
+evalsuite/render: comparison early pairing records verdict wording
+evalsuite/report: comparison errors journal pairing records render verdict wording
+evalsuite/runner: arms checkpoint client early environment errors journal progress prompts records server settle tasks
+evalsuite/samples: errors journal pairing records scoring
 evalsuite/scoring: errors extraction harness records values
 evalsuite/server: arms client errors
+evalsuite/settle: comparison journal pairing receipts records scoring verdict
 evalsuite/sides: errors journal records
 evalsuite/statistics:
 evalsuite/tasks: errors harness records
 evalsuite/validity: journal pairing receipts records
 evalsuite/values:
-evalsuite/verdict: comparison errors statistics wording
+evalsuite/verdict: comparison early errors statistics wording
 evalsuite/wording:
 attention/:
 attention/cpu: plugin receipt reference

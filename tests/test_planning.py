@@ -103,6 +103,11 @@ def test_what_198_questions_can_prove_is_what_was_specified():
         assert planning.losses_allowed(pairs=198, margin=margin) == allowed
 
 
+def test_where_there_are_fewer_pairs_than_discordant_ones_no_loss_is_allowed():
+    allowed = planning.losses_allowed(pairs=8, margin=0.5)
+    assert None not in allowed[:5] and set(allowed[5:]) == {None}
+
+
 @pytest.mark.parametrize(
     ("margin", "accepted"), [(0.05, (0.699, 0.439, 0.299, 0.153)), (0.07, (0.951, 0.786, 0.622, 0.403))]
 )
