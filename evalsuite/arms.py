@@ -89,7 +89,7 @@ def load_arms(path: Path | None) -> dict[str, Arm]:
         return arms
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise UserError(f"{path} cannot be read as TOML ({error}); expected tables [arm.NAME]") from error
     if set(tables) != {"arm"} or not isinstance(tables["arm"], dict):
         raise UserError(f"{path} holds {sorted(tables) or 'nothing'}; expected tables [arm.NAME] and nothing else")
@@ -113,6 +113,8 @@ def _arm_from_table(where: str, name: str, table: Any, arms: Mapping[str, Arm]) 
     args, env = table.get("args", []), table.get("env", {})
     if not all(isinstance(item, str) for item in [*args, *env.values()]):
         raise UserError(f"{where}: args and env must hold text only; quote numbers")
+    if any("\0" in item for item in [*args, *env, *env.values()]) or any("=" in key or not key for key in env):
+        raise UserError(f"{where}: args and env must hold no NUL, and env no name that is empty or has a '='")
     if table.get("kernel", "stock") not in ("stock", "split_kv"):
         raise UserError(f"{where}: kernel is {table['kernel']!r}; expected 'stock' or 'split_kv'")
     base = Arm(name=name)

@@ -120,6 +120,11 @@ def context_length(folder: Path, args: tuple[str, ...]) -> int | None:
         if not value.isdecimal():
             raise UserError(f"--max-model-len {value} is no whole number; write the number of tokens out")
         return int(value)
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    try:
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{folder / 'config.json'} cannot be read ({error}); expected a checkpoint's own") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{folder / 'config.json'} holds no object; expected a checkpoint's own")
     limit = config.get("max_position_embeddings", config.get("text_config", {}).get("max_position_embeddings"))
     return limit if isinstance(limit, int) else None

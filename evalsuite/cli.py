@@ -4,11 +4,14 @@ Exit codes: 0 PASS or NOT DETECTED, 1 FAIL, 3 INCONCLUSIVE, 4 INVALID, 2 usage o
 """
 
 import argparse
+import io
+import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from evalsuite import __version__
 from evalsuite.errors import UserError
@@ -47,9 +50,15 @@ def _temperature(text: str) -> float:
     return value
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        # One line, as for every other mistake; argparse would print the whole usage first.
+        self.exit(USAGE_ERROR, f"evalsuite: {message}; see `{self.prog} --help`\n")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="evalsuite",
         description="Did making serving faster make the answers worse? Two vLLM arms, one set of questions, a verdict.",
         epilog="exit codes: 0 PASS or NOT DETECTED, 1 FAIL, 2 usage or environment, 3 INCONCLUSIVE, 4 INVALID",
@@ -93,6 +102,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_margin(demand, required=False)
     demand.add_argument("--policy", type=Path, metavar="FILE", help="TOML file with each task's margin, see docs/ci.md")
     gate.add_argument("--noise", type=Path, metavar="RUN", action="append", default=[], help="A/A run to set beside it")
+    gate.add_argument("--ship", type=Path, metavar="WHEEL|DIR", help="INVALID unless its attention package was tested")
     gate.add_argument("--json", action="store_true", help="print JSON instead of text")
     gate.add_argument("--junit", type=Path, metavar="FILE", help="also write JUnit XML")
     gate.set_defaults(call=_gate)
@@ -134,8 +144,8 @@ def _run(args: argparse.Namespace) -> int:
     pair = runner.default_pair()
     settings = runner.Settings(
         task=args.task,
-        baseline=args.baseline or pair[0],
-        candidate=args.candidate or pair[1],
+        baseline=pair[0] if args.baseline is None else args.baseline,
+        candidate=pair[1] if args.candidate is None else args.candidate,
         model=args.model,
         arms_file=args.arms_file,
         limit=args.limit,
@@ -200,12 +210,13 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _gate(args: argparse.Namespace) -> int:
-    from evalsuite import gate, gate_output, policy
+    from evalsuite import gate, gate_output, policy, ship
     from evalsuite.journal import load_run
 
+    shipped = None if args.ship is None else ship.read_shipped(args.ship)
     runs = [load_run(path) for path in args.runs]
     demanded = gate.margin_for_all(runs, args.margin) if args.policy is None else policy.load_policy(args.policy)
-    decided = gate.decide_release(runs, demanded, noise=[load_run(path) for path in args.noise])
+    decided = gate.decide_release(runs, demanded, noise=[load_run(path) for path in args.noise], shipped=shipped)
     gate_output.write(decided, junit=args.junit)
     print(gate_output.render_json(decided).rstrip() if args.json else gate_output.render_text(decided))
     return decided.exit_code
@@ -295,14 +306,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     signal.signal(signal.SIGTERM, _interrupt)
     call: Callable[[argparse.Namespace], int] = args.call
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        return call(args)
+        code = call(args)
+        sys.stdout.flush()
+        return code
     except UserError as error:
         print(f"evalsuite: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:
         print("\nevalsuite: interrupted; give the same command again to go on", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        sys.stderr.close()
+    except OSError as error:
+        # A reader that went away, or a full disk behind standard output. What is left to write goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            where = f" ({error.filename})" if error.filename else ""
+            print(f"evalsuite: {error.strerror or error}{where}; mend that and give the same command", file=sys.stderr)
+        return USAGE_ERROR
+    except Exception:  # noqa: BLE001
+        traceback.print_exc()  # a bug; but it must not exit with 1, which says FAIL
         return USAGE_ERROR

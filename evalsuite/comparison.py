@@ -11,12 +11,13 @@ from statistics import median
 from typing import Any
 
 from evalsuite import early
+from evalsuite.divergence import Divergence
 from evalsuite.early import Early
 from evalsuite.journal import Run
 from evalsuite.pairing import Grades, Outcome, Pair, by_key, missing, pair_up
 from evalsuite.receipts import Proof, audit
 from evalsuite.records import ARMS
-from evalsuite.statistics import Clustered, Interval, McNemar, mcnemar, rao_scott, tango_interval
+from evalsuite.statistics import Clustered, Interval, McNemar, mcnemar, rao_scott, rao_scott_clusters, tango_interval
 from evalsuite.validity import find_problems
 
 
@@ -124,6 +125,9 @@ class Comparison:
     """Why the pairs are no evidence, one line each. Any makes the verdict INVALID."""
     early: Early | None = None
     """What the pairs show if the run may stop early; the tables then hold counts and no inference."""
+    divergence: Divergence | None = None
+    """Where the pairs part. `report.derive` adds it: nothing is decided from it, and a run that may stop early decides
+    after each pair."""
 
 
 def tabulate(pairs: Sequence[Pair], *, worst_case: bool = False, fixed: bool = True) -> Table:
@@ -131,8 +135,8 @@ def tabulate(pairs: Sequence[Pair], *, worst_case: bool = False, fixed: bool = T
 
     Without `fixed`, how many pairs there are depends on their outcomes, and there is no inference from counts.
 
-    Pairs are independent if each has a cluster of its own. Equally many samples of each question are allowed for by
-    `rao_scott`. For anything else, such as questions that share a cluster, there is a table but no inference.
+    Pairs are independent if each has a cluster of its own. Samples of a question are allowed for by `rao_scott`,
+    questions that share a cluster by `rao_scott_clusters`.
     """
     outcomes = [pair.worst_outcome if worst_case else pair.outcome for pair in pairs]
     count = Counter(outcomes)
@@ -144,7 +148,8 @@ def tabulate(pairs: Sequence[Pair], *, worst_case: bool = False, fixed: bool = T
         interval = tango_interval(lost=lost, gained=gained, pairs=len(pairs))
         test = mcnemar(lost=lost, gained=gained)
         p = test.midp_one_sided
-    elif clustered := _by_question(pairs, outcomes):
+    else:
+        clustered = _by_cluster(pairs, outcomes)
         interval, p, effect = clustered.interval, clustered.p_regression, clustered.design_effect
     return Table(
         kept=count["kept"],
@@ -162,12 +167,20 @@ def _independent(pairs: Sequence[Pair]) -> bool:
     return len({pair.cluster for pair in pairs}) == len(pairs)
 
 
-def _by_question(pairs: Sequence[Pair], outcomes: Sequence[Outcome]) -> Clustered | None:
-    """Return the inference for equally many samples of each question, None where that is not what the pairs are."""
+def _by_cluster(pairs: Sequence[Pair], outcomes: Sequence[Outcome]) -> Clustered:
+    """Return the inference for pairs that are not independent."""
     samples = Counter(pair.question for pair in pairs)
-    shared = len({pair.cluster for pair in pairs}) < len(samples)
-    if shared or len(set(samples.values())) != 1:
-        return None
+    clusters = Counter(pair.cluster for pair in pairs)
+    if len(clusters) < len(samples) or len(set(samples.values())) != 1:
+        lost, gained = (
+            Counter(pair.cluster for pair, outcome in zip(pairs, outcomes, strict=True) if outcome == kind)
+            for kind in ("lost", "gained")
+        )
+        return rao_scott_clusters(
+            lost=[lost[cluster] for cluster in clusters],
+            gained=[gained[cluster] for cluster in clusters],
+            pairs=list(clusters.values()),
+        )
     right = {arm: Counter(dict.fromkeys(samples, 0)) for arm in ARMS}
     for pair, outcome in zip(pairs, outcomes, strict=True):
         right["baseline"][pair.question] += outcome in ("kept", "lost")

@@ -64,7 +64,12 @@ def _vllm(gpu: bool) -> Finding:
 def _attention() -> Finding:
     package = environment.attention_package()
     found = "not installed" if package is None else f"digest {package['sha256'][:12]}"
-    return Finding(what="attention package", ready=package is not None, found=found, mend="pip install evalsuite")
+    return Finding(
+        what="attention package",
+        ready=package is not None,
+        found=found,
+        mend="pip install . in a checkout of evalsuite",
+    )
 
 
 def _plugin() -> Finding:
@@ -74,7 +79,12 @@ def _plugin() -> Finding:
         mend = f"unset VLLM_PLUGINS, or add {environment.ATTENTION} to it"
         return Finding(what="vLLM plugin", ready=False, found=f"VLLM_PLUGINS={allowed} leaves it out", mend=mend)
     found = "registered" if points else "not registered"
-    return Finding(what="vLLM plugin", ready=bool(points), found=found, mend="pip install evalsuite (not only a path)")
+    return Finding(
+        what="vLLM plugin",
+        ready=bool(points),
+        found=found,
+        mend="install evalsuite with pip; a path alone registers no plugin",
+    )
 
 
 def _model() -> Finding:

@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,5 +89,10 @@ def attention_package() -> dict[str, Any] | None:
         return None
     folder = Path(next(iter(spec.submodule_search_locations)))
     files = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.glob("*.py"))}
-    lines = "".join(f"{digest}  {name}\n" for name, digest in files.items())
-    return {"sha256": hashlib.sha256(lines.encode()).hexdigest(), "files": files}
+    return {"sha256": digest_of(files), "files": files}
+
+
+def digest_of(files: Mapping[str, str]) -> str:
+    """Return one SHA-256 for a package from those of its files by name, see `attention_package`."""
+    lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(files.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()

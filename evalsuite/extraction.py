@@ -3,11 +3,12 @@ r"""Find the answer that a response declares.
 The rules, the same for every task:
 
 * Only the visible text counts: what follows the last `</think>`. Where a `<think>` stays open there is none.
-* An answer is declared by a label (`Answer: B`, "the answer is 12", `#### 12`) or by `\boxed{...}`. The last declared
-  answer wins. Where nothing is declared so, an option or an expression may be the whole response, an option its last
-  line, and a number may stand in the final sentence.
+* An answer is declared by a label (`Answer: B`, "the answer is 12", `#### 12`, `<answer>`) or by `\boxed{...}`. The
+  last declared answer wins. Where nothing is declared so, an option or an expression may be the whole response, an
+  option its last line, and a number may stand in the final sentence.
 * A declaration is no answer if it is denied ("the answer is not B"), asked ("is the answer B?") or supposed ("if the
-  answer is B"). Alternatives ("A or B"), an option that does not exist and a retraction ("Answer: B. No, that is
+  answer is B", "the answer would be B if ..."). One with a condition ("the answer is B if ...") counts only where none
+  without stands. Alternatives ("A or B"), an option that does not exist and a retraction ("Answer: B. No, that is
   wrong.") leave no answer, not even an earlier one: nothing is picked for the model.
 * A fragment is never an answer: not the 2 of `2x`, not the A of "a mixture", not the 12 of `12,34`.
 
@@ -52,7 +53,8 @@ _CORRECT_OPTION = re.compile(
     r"(?P<value>(?:option\s+|choice\s+)?(?:\(?[A-Z]\)?\s+(?:or|and)\s+)?\(?[A-Z]\)?)\s+(?:is|must\s+be)\s+"
     r"(?:(?:then|therefore|thus|hence|clearly|indeed)\s+)?"
     r"(?:the\s+(?:(?:only|best|most)\s+)?(?:(?:correct|right|best)\s+)?(?:answer|option|choice)|correct\b|right\b)"
-    r"(?!\s+(?:only\s+)?(?:if|when|that|about|in)\b)"
+    r"(?!\s+(?:only|if|when|unless|that|about|in|under)\b|\s+for\s+\S+\s?[<>=]"
+    r"|\s+(?:to|for|of)\s+(?:(?:an?|some|the)\s+)?(?:different|another|other)\b)"
 )
 _SUPPOSED = re.compile(
     r"(?:\b(?:if|whether|suppose|supposing|assume|assuming|unless|maybe|perhaps)\s+(?:that\s+)?(?:(?:the|my|our)\s+)?"
@@ -61,11 +63,19 @@ _SUPPOSED = re.compile(
     r"|\bis\s+(?:the|my|our)\s+)(?:(?:final|correct|right|best)\s+)*$",
     re.IGNORECASE,
 )
+_CONDITION = re.compile(r"[^.!?,;\n]{0,60}?\s(?<!even )(?:if|unless|when|provided|assuming)\b", re.IGNORECASE)
+_UNREAL = re.compile(r"\bwould\b|'d\b", re.IGNORECASE)
+_UNREAL_CONDITION = re.compile(  # "if I had to guess, I would choose B" chooses B
+    r"\b(?:if(?!\s+I\s+ha(?:d|ve)\s+to\b)|unless|suppose|supposing|assuming|otherwise)\b|(?:^|,)\s*(?:were|had)\b",
+    re.IGNORECASE,
+)
+_OTHER_QUESTION = re.compile(r"\b(?:different|another|other|previous)\s+(?:question|problem|part|case)", re.IGNORECASE)
 _DENIED = re.compile(r"(?:certainly\s+|definitely\s+)?(?:not|never)\b\s*", re.IGNORECASE)
 _ASKED = re.compile(r"[^.!\n]{0,80}\?")
 _TAKEN_BACK = re.compile(
     r"[^.!?;\n]{0,40}[.!?;,\s]*(?:(?:wait|no|hmm+|oops|sorry|actually|but)\b[,.! ]*)*"
-    r"(?:(?:that|this|which)(?:'s|\s+is|\s+was)\s+(?:wrong|incorrect|not\s+right|not\s+correct|a\s+mistake|an\s+error)"
+    r"(?:(?:that|this|which)(?:'s|\s+is|\s+was)\s+(?:wrong|incorrect|not\s+right|not\s+correct|a\s+mistake|an\s+error)\b"
+    r"(?!,?\s+(?:only|just|except|for|if|when|where|unless|in|with|under|at|of|about|to|by)\b)"
     r"|i\s+(?:made|was)\s+(?:a\s+mistake|an\s+error|wrong|mistaken)|scratch\s+that)",
     re.IGNORECASE,
 )
@@ -122,9 +132,13 @@ def extract_number(text: str) -> str | None:
     a sum nor a circumstance ("18 are left from 24" says 18). A sentence that asks, doubts or denies says nothing.
     """
     text = _plain(text)
-    answer = _last_answer(text, _declarations(text), read_number)
+    claims = [  # 5! in a box is a factorial, "Answer: 5!" a cheer
+        claim if _BOX.match(text, claim.start) else claim._replace(value=claim.value.rstrip("! "))
+        for claim in _declarations(text)
+    ]
+    answer = _last_answer(text, claims, read_number)
     if answer is None:
-        sentences = [sentence for sentence in _SENTENCE_END.split(text) if sentence.strip()]
+        sentences = [sentence.rstrip("! ") for sentence in _SENTENCE_END.split(text) if sentence.strip()]
         answer = read_sentence_number(sentences[-1]) if sentences else None
     return answer or None
 
@@ -159,7 +173,9 @@ def _last_answer(text: str, claims: list[Claim], read: Callable[[str], str | Non
         if alternative:  # \boxed{2} or \boxed{3}
             answer = UNCLEAR
             continue
-        if _SUPPOSED.search(text, max(0, claim.start - 60), claim.start) or _ASKED.match(claim.value):
+        if _supposed(text, claim) or _ASKED.match(claim.value):
+            continue
+        if answer is not None and _CONDITION.match(text, claim.end):
             continue
         if denial := _DENIED.match(claim.value):
             if answer and read(claim.value[denial.end() :]) == answer:
@@ -169,6 +185,16 @@ def _last_answer(text: str, claims: list[Claim], read: Callable[[str], str | Non
         if found is not None:
             answer = UNCLEAR if _TAKEN_BACK.match(text, claim.end) else found
     return answer
+
+
+def _supposed(text: str, claim: Claim) -> bool:
+    """Tell whether `claim` says what an answer is not, or would be: "if the answer is B", "it would be C if ..."."""
+    declared = text[claim.start : claim.end]
+    if _SUPPOSED.search(text, max(0, claim.start - 60), claim.start) or _OTHER_QUESTION.search(declared):
+        return True
+    before = re.split(r"[.!?\n]", text[max(0, claim.start - 120) : claim.start])[-1]
+    after = re.split(r"[!?\n]|\.(?!\d)", text[claim.end : claim.end + 120])[0]
+    return bool(_UNREAL.search(declared) and _UNREAL_CONDITION.search(before + declared + after))
 
 
 def _declarations(text: str) -> list[Claim]:
@@ -206,6 +232,8 @@ def _boxes(text: str) -> Iterator[Claim]:
 
 def _plain(text: str, *, unwrap: bool = True) -> str:
     r"""Return `text` without Markdown emphasis and math delimiters, and with E for `\text{E}` if `unwrap`."""
+    text = re.sub(r"</answer>", "\n", re.sub(r"<answer>", "\nAnswer: ", text, flags=re.I), flags=re.I)
+    text = re.sub(r"(?<=\S)\$!+(?=\s|$)", "$", text)  # no factorial: it ends the sentence
     text = re.sub(r"(?<!\w)\*\*|\*\*(?!\w)|(?<!\w)__|__(?!\w)|`", "", text)
     text = re.sub(r"(?<![\w*])\*(\S(?:[^*\n]*\S)?)\*(?![\w*])", r"\1", text)
     text = re.sub(r"\\?\$|(?<!\\)\\[()\[\]]", "", text)

@@ -14,7 +14,7 @@ among the required tasks, and apart from them among the advisory ones, so that m
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from evalsuite.comparison import Table
@@ -23,6 +23,7 @@ from evalsuite.journal import Run
 from evalsuite.policy import Policy, TaskPolicy
 from evalsuite.records import ARMS
 from evalsuite.report import Report, derive
+from evalsuite.ship import Shipped, find_differences
 from evalsuite.statistics import Counts, holm, mcnemar, pooled, stratified_interval
 from evalsuite.verdict import EXIT, Decision, Verdict, decide
 from evalsuite.wording import count, p_value, points
@@ -97,6 +98,8 @@ class Gate:
     """None for a single required task, where pairs are not independent, and where a run may stop early."""
     noise: tuple[Noise, ...]
     alpha: float
+    shipped: Shipped | None
+    """The attention package that is about to be released, where one was given."""
 
     @property
     def exit_code(self) -> int:
@@ -109,8 +112,12 @@ def margin_for_all(runs: Sequence[Run], margin: float) -> Policy:
     return Policy(tasks={_task(run): TaskPolicy(margin=margin) for run in runs})
 
 
-def decide_release(runs: Sequence[Run], policy: Policy, *, noise: Sequence[Run] = ()) -> Gate:
+def decide_release(
+    runs: Sequence[Run], policy: Policy, *, noise: Sequence[Run] = (), shipped: Shipped | None = None
+) -> Gate:
     """Return the decision over the runs. `noise` holds A/A runs, whose discordance is set beside the result.
+
+    A run that did not test what is `shipped` is INVALID.
 
     Raises UserError for runs that do not go together or with the policy: two of one task, one whose task the policy
     does not name, a task without a run, other arms or another environment, and for noise that is none.
@@ -119,7 +126,7 @@ def decide_release(runs: Sequence[Run], policy: Policy, *, noise: Sequence[Run] 
     for other in runs[1:]:
         _check_same_plan(runs[0], other)
     measured = tuple(_measure_beside(run, runs) for run in noise)
-    reports = {_task(run): derive(run) for run in runs}
+    reports = {_task(run): _derive(run, shipped) for run in runs}
     tasks = tuple(
         result
         for required in (True, False)
@@ -133,12 +140,21 @@ def decide_release(runs: Sequence[Run], policy: Policy, *, noise: Sequence[Run] 
     return Gate(
         verdict=verdict,
         headline=tasks[0].decision.headline if len(tasks) == 1 else f"{verdict}: {_claim(verdict, tasks)}",
-        findings=(*_find(tasks, together, policy), *_find_noise(measured)),
+        findings=(*_find(tasks, together, policy), *_find_noise(measured), *_find_shipped(runs, shipped)),
         tasks=tasks,
         pooled=together,
         noise=measured,
         alpha=policy.alpha,
+        shipped=shipped,
     )
+
+
+def _derive(run: Run, shipped: Shipped | None) -> Report:
+    report = derive(run)
+    if shipped is None:
+        return report
+    problems = (*find_differences(run.meta, shipped), *report.comparison.problems)
+    return replace(report, comparison=replace(report.comparison, problems=problems))
 
 
 def measure_noise(run: Run) -> Noise:
@@ -246,7 +262,7 @@ def _decide_tasks(reports: Mapping[str, Report], policy: Policy) -> Iterator[Tas
         yield TaskResult(
             task=name,
             policy=task,
-            report=Report(meta=report.meta, comparison=report.comparison, decision=decisions[name]),
+            report=replace(report, decision=decisions[name]),
             regression_p=ps.get(name),
             holm_p=adjusted.get(name),
             blocks=verdict is Verdict.INVALID or (task.required and verdict in blocking),
@@ -306,3 +322,8 @@ def _find_noise(measured: Sequence[Noise]) -> Iterator[str]:
                 f"{noise.arm} differs from itself on {noise.task}, asked one request at a time: {noise.discordant} of "
                 f"{count(noise.pairs, 'pair')} discordant ({points(noise.discordance)} %); expected none, find out why"
             )
+
+
+def _find_shipped(runs: Sequence[Run], shipped: Shipped | None) -> Iterator[str]:
+    if shipped is not None and not any(line for run in runs for line in find_differences(run.meta, shipped)):
+        yield f"{shipped.path} holds the attention package that was tested: {shipped.sha256[:8]}"

@@ -12,10 +12,10 @@ from evalsuite.errors import UserError
 from evalsuite.gate import Gate, TaskResult
 from evalsuite.journal import write_once
 from evalsuite.records import SCHEMA
-from evalsuite.render import EXPLAINED, UNKNOWN, escape, markdown_table, render_summary, text_table
+from evalsuite.render import EXPLAINED, escape, markdown_table, render_summary, text_table
 from evalsuite.report import rounded, table_json
 from evalsuite.verdict import Verdict
-from evalsuite.wording import clean, p_value, points, signed
+from evalsuite.wording import UNKNOWN, clean, p_value, points, signed
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 # A policy may accept a regression that was detected.
@@ -65,6 +65,7 @@ def render_json(gate: Gate) -> str:
         "alpha": gate.alpha,
         "tasks": [_task_json(result) for result in gate.tasks],
         "pooled": None if gate.pooled is None else asdict(gate.pooled),
+        "shipped": None if gate.shipped is None else gate.shipped.sha256,
         "noise": [asdict(noise) | {"discordance": noise.discordance} for noise in gate.noise],
     }
     return json.dumps(rounded(data), sort_keys=True, allow_nan=False, indent=1) + "\n"

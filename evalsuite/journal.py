@@ -17,9 +17,30 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from evalsuite.errors import UserError
-from evalsuite.records import ARMS, SCHEMA, Question, Response, question_from_json, response_from_json, to_json
+from evalsuite.records import (
+    ARMS,
+    SCHEMA,
+    Question,
+    Response,
+    check_types,
+    question_from_json,
+    response_from_json,
+    to_json,
+)
 
 T = TypeVar("T")
+
+
+_NONE = type(None)
+_ARM = {"name": (str,), "kernel": (str, _NONE), "backend": (str, _NONE), "model_sha256": (str, _NONE)}
+_META: Mapping[str, Mapping[str, tuple[type, ...]]] = {
+    "": {"questions_sha256": (str,), "environment": (dict,), "attention": (dict, _NONE)},
+    "task": {"name": (str,), "gated": (bool,), "seed": (int,)},
+    "sampling": {"budget": (int,), "temperature": (int, float), "samples": (int,), "until": (list,)},
+    "arms.baseline": _ARM,
+    "arms.candidate": _ARM,
+}
+"""What must be in run.json, by the path of its object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +59,7 @@ def dump(data: object) -> str:
     return json.dumps(data, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
-def read_lines(path: Path, build: Callable[[Mapping[str, Any]], T]) -> Iterator[T]:
+def read_lines(path: Path, build: Callable[[Any], T]) -> Iterator[T]:
     """Yield `build(object)` for each whole line of a JSONL file. Raises UserError naming a line that is foreign."""
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
@@ -47,7 +68,7 @@ def read_lines(path: Path, build: Callable[[Mapping[str, Any]], T]) -> Iterator[
     for number, line in enumerate(lines, start=1):
         try:
             yield build(json.loads(line))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             what = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
             raise UserError(
                 f"{path}, line {number}: not a record of evalsuite ({what}); expected one JSON object a line as "
@@ -67,15 +88,24 @@ def load_meta(path: Path) -> dict[str, Any]:
         meta = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path} is no run directory (run.json: {error.strerror}); expected one of `run`") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is not JSON ({error}); expected the file that `evalsuite run` wrote") from error
     if not isinstance(meta, dict) or meta.get("schema") != SCHEMA:
         found = meta.get("schema") if isinstance(meta, dict) else type(meta).__name__
         raise UserError(f"{file} has schema {found!r}, expected {SCHEMA}; read it with the evalsuite that wrote it")
-    parts = {"task": dict, "sampling": dict, "arms": dict, "environment": dict}
-    lacking = [name for name, kind in parts.items() if not isinstance(meta.get(name), kind)]
-    if lacking or not set(ARMS) <= set(meta["arms"]):
-        raise UserError(f"{file} lacks {', '.join(lacking) or 'an arm'}; expected the file that `evalsuite run` wrote")
+    try:
+        for path_in_file, types in _META.items():
+            part = meta
+            for key in path_in_file.split(".") if path_in_file else ():
+                part = check_types(part, {key: (dict,)})[key]
+            check_types(part, types)
+        check_types({"margin": None, **meta}, {"margin": (int, float, _NONE)})
+        if meta.get("stop_early") is not None:
+            check_types(meta["stop_early"], {"alpha": (float,)})
+            check_types(meta, {"margin": (float,)})
+    except (KeyError, TypeError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise UserError(f"{file}: {what}; expected the file that `evalsuite run` wrote") from error
     return meta
 
 

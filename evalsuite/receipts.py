@@ -6,6 +6,8 @@ promises. A token costs one launch per layer, and the log names the KV length of
 missing step, one too many, or the receipt of another response does not add up.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +34,12 @@ class Proof:
     """Why `proven` is False, one line each."""
 
 
+def fingerprint(arm: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of an arm as run.json describes it. Each receipt names the arm that it was taken from."""
+    described = {key: value for key, value in arm.items() if key != "attention"}
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+
+
 def check(response: Response, arm: Mapping[str, Any]) -> str | None:
     """Return None where the receipt proves what the arm's `kernel` promises, else one line that says why not.
 
@@ -51,6 +59,8 @@ def check(response: Response, arm: Mapping[str, Any]) -> str | None:
     if receipt is None:
         return "no receipt"
     try:
+        if receipt.get("arm", fingerprint(arm)) != fingerprint(arm):
+            return "it was taken from another arm than the one that run.json names here"
         return _check_backend(receipt, arm) or _check_counts(response, receipt, kernel)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         return f"the receipt is not one of the attention package ({type(error).__name__}: {error})"
@@ -71,13 +81,14 @@ def _check_counts(response: Response, receipt: Mapping[str, Any], kernel: str) -
     layers, split_kv, fallback = receipt["layers"], receipt["split_kv"], receipt["fallback"]
     positions = [[int(number) for number in run] for run in receipt["positions"]]
     if kernel == "stock":
-        return f"split-KV served {split_kv} calls of a stock arm" if split_kv or positions else None
+        stock = type(split_kv) is int and not split_kv and not positions
+        return None if stock else f"split-KV served {split_kv} calls of a stock arm"
     prompt, tokens = response.prompt_tokens, response.tokens
     if prompt is None or tokens is None or prompt < 1 or tokens < 1:
         return f"{prompt} prompt tokens and {tokens} generated ones: no decode step can be counted"
     if layers < 1:
         return "no layer can use split-KV"
-    if fallback:
+    if type(fallback) is not int or fallback:
         return f"{fallback} calls fell back to the stock kernel"
     alone = prompt % receipt["max_num_batched_tokens"] == 1
     start = prompt if alone else prompt + 1

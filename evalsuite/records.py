@@ -5,7 +5,7 @@ line, keys sorted, `null` where something is not known.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 ARMS: tuple[Literal["baseline"], Literal["candidate"]] = ("baseline", "candidate")
@@ -55,25 +55,70 @@ class Response:
     error: str | None = None
 
 
-_FIELDS = {kind: tuple(field.name for field in fields(kind)) for kind in (Question, Response)}
+_NUMBER, _NONE = (int, float), type(None)
+_QUESTION = dict.fromkeys(("id", "task", "target", "prompt_sha256", "cluster"), (str,)) | {"scoring": (dict,)}
+_RESPONSE: Mapping[str, tuple[type, ...]] = {
+    "question": (str,),
+    "sample": (int,),
+    "text": (str, _NONE),
+    "prompt_tokens": (int, _NONE),
+    "token_ids": (list, _NONE),
+    "logprobs": (list, _NONE),
+    "runner_up_ids": (list, _NONE),
+    "runner_up_logprobs": (list, _NONE),
+    "finish_reason": (str, _NONE),
+    "stop_reason": (str, int, _NONE),
+    "tokens": (int, _NONE),
+    "seconds_to_first_token": (*_NUMBER, _NONE),
+    "seconds": (*_NUMBER, _NONE),
+    "seed": (int, _NONE),
+    "receipt": (dict, _NONE),
+    "session": (int,),
+    "error": (str, _NONE),
+}
+_LISTS = ("token_ids", "logprobs", "runner_up_ids", "runner_up_logprobs")
+_KINDS: Mapping[str, Mapping[str, type]] = {
+    "mcq": {"options": int},
+    "number": {},
+    "math": {},
+    "text": {"accept": list},
+    "lm-eval": {},
+}
 
 
 def to_json(record: Question | Response) -> dict[str, Any]:
     """Return the record as a JSON-ready dictionary."""
-    return {name: getattr(record, name) for name in _FIELDS[type(record)]}  # asdict would copy every token
+    names = _QUESTION if isinstance(record, Question) else _RESPONSE
+    return {name: getattr(record, name) for name in names}  # asdict would copy every token
 
 
-def question_from_json(data: Mapping[str, Any]) -> Question:
+def check_types(data: Any, types: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:
+    """Return the fields of `data` that `types` names. Raises KeyError for a missing and TypeError for a wrong one."""
+    if not isinstance(data, dict):
+        raise TypeError(f"{type(data).__name__} in place of an object")
+    for name, allowed in types.items():
+        # bool is an int to Python, and not to us
+        if not isinstance(data[name], allowed) or (isinstance(data[name], bool) and bool not in allowed):
+            found = type(data[name]).__name__
+            raise TypeError(f"{name} is a {found}, expected {' or '.join(kind.__name__ for kind in allowed)}")
+    return {name: data[name] for name in types}
+
+
+def question_from_json(data: Any) -> Question:
     """Return the question stored as `data`. Raises KeyError for a missing field and TypeError for a wrong one."""
-    return Question(**{name: data[name] for name in _FIELDS[Question]})
+    values = check_types(data, _QUESTION)
+    kind = values["scoring"].get("kind")
+    if kind not in _KINDS or any(not isinstance(values["scoring"].get(k), t) for k, t in _KINDS[kind].items()):
+        raise TypeError(f"scoring is {values['scoring']}, expected a kind of {', '.join(_KINDS)} with what it needs")
+    return Question(**values)
 
 
-def response_from_json(data: Mapping[str, Any]) -> Response:
+def response_from_json(data: Any) -> Response:
     """Return the response stored as `data`. Raises KeyError for a missing field and TypeError for a wrong one."""
-    values = {name: data[name] for name in _FIELDS[Response]}
-    if not isinstance(values["question"], str) or not isinstance(values["sample"], int):
-        raise TypeError("question must be text and sample a whole number")
-    for name in ("token_ids", "logprobs", "runner_up_ids", "runner_up_logprobs"):
+    values = check_types(data, _RESPONSE)
+    if values["error"] is None and values["finish_reason"] not in ("stop", "length"):
+        raise TypeError(f"finish_reason is {values['finish_reason']!r}, expected stop or length")
+    for name in _LISTS:
         if values[name] is not None:
             values[name] = tuple(values[name])
     return Response(**values)

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from evalsuite.comparison import ArmFigures, Comparison, Incidence, Table
+from evalsuite.divergence_output import describe, summarize
 from evalsuite.early import Early
 from evalsuite.pairing import Pair
 from evalsuite.records import ARMS
 from evalsuite.verdict import Decision, Verdict
-from evalsuite.wording import clean, count, e_value, p_value, points, signed
+from evalsuite.wording import UNKNOWN, clean, count, e_value, p_value, points, signed
 
-UNKNOWN = "not known"
 EXPLAINED = {
     Verdict.PASS: "no regression detected, and one as large as the margin is ruled out",
     Verdict.NOT_DETECTED: "no regression detected; that is no proof of equality, the line above says what is ruled out",
@@ -41,6 +41,8 @@ def render_summary(comparison: Comparison, decision: Decision) -> str:
         "",
         *text_table(_arm_rows(comparison.arms)),
         "",
+        f"first divergence: {summarize(comparison.divergence)}",
+        "",
         clean(decision.headline, longest=1000),
         *(f"  - {clean(reason, longest=1000)}" for reason in decision.reasons),
         f"exit code {decision.exit_code}: {EXPLAINED[decision.verdict]}",
@@ -62,6 +64,11 @@ def render_markdown(meta: Mapping[str, Any], comparison: Comparison, decision: D
         *_section("Errors", _incidence_rows(comparison.errors, "error", "no error")),
         *_section("Arms", _arm_rows(comparison.arms)),
         "Times depend on the machine: compare them within one run only.",
+        "## First divergence",
+        *(
+            escape(part, longest=1000) if isinstance(part, str) else markdown_table(part)
+            for part in describe(comparison.divergence)
+        ),
         *_changed("Lost", "lost", comparison.pairs, gated=meta["task"]["gated"]),
         *_changed("Gained", "gained", comparison.pairs, gated=meta["task"]["gated"]),
         *_section("Environment", [("", "found"), *_flat(meta.get("environment", {}))]),

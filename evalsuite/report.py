@@ -6,10 +6,12 @@ import json
 import re
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from evalsuite import divergence_output
 from evalsuite.comparison import Comparison, Incidence, Table, compare
+from evalsuite.divergence import find_divergence
 from evalsuite.errors import UserError
 from evalsuite.journal import Run, write_once
 from evalsuite.pairing import Grades, grade_responses
@@ -36,6 +38,7 @@ def derive(run: Run, *, margin: float | None = None, grades: Grades | None = Non
     """
     graded = grades or {arm: grade_responses(run, run.responses[arm]) for arm in ARMS}
     comparison = compare(run, graded)
+    comparison = replace(comparison, divergence=find_divergence(run, comparison.pairs))
     return Report(meta=run.meta, comparison=comparison, decision=decide(comparison, margin=margin))
 
 
@@ -92,6 +95,7 @@ def render_json(report: Report) -> str:
         "truncation": _incidence(comparison.truncation),
         "errors": _incidence(comparison.errors),
         "arms": {arm: asdict(figures) for arm, figures in comparison.arms.items()},
+        "divergence": None if comparison.divergence is None else divergence_output.to_json(comparison.divergence),
     }
     if comparison.early is not None and decision.evidence is not None:
         interval = comparison.early.interval()
@@ -143,14 +147,16 @@ def render_csv(report: Report) -> str:
     shown = () if report.meta["task"]["gated"] else ("target", "baseline_answer", "candidate_answer")
     rows.writerow(
         ("question", "sample", "cluster", "outcome", "baseline_grade", "candidate_grade", "baseline_tokens",
-         "candidate_tokens", "baseline_seconds", "candidate_seconds", *shown)
+         "candidate_tokens", "baseline_seconds", "candidate_seconds", "same_tokens", *divergence_output.COLUMNS,
+         *shown)
     )  # fmt: skip
     for pair in report.comparison.pairs:
         answers = (pair.target, pair.baseline.answer, pair.candidate.answer) if shown else ()
         rows.writerow(
             (_cell(pair.question), pair.sample, _cell(pair.cluster), pair.outcome, pair.baseline.verdict,
              pair.candidate.verdict, pair.baseline_tokens, pair.candidate_tokens, rounded(pair.baseline_seconds),
-             rounded(pair.candidate_seconds), *map(_cell, answers))
+             rounded(pair.candidate_seconds), *divergence_output.cells(report.comparison.divergence, pair),
+             *map(_cell, answers))
         )  # fmt: skip
     return out.getvalue()
 

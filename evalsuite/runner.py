@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from evalsuite.arms import Arm
 from evalsuite.checkpoint import context_length, digest, find_checkpoint
 from evalsuite.client import Prompt, RequestFailed, Sampling
 from evalsuite.errors import UserError
+from evalsuite.receipts import fingerprint
 from evalsuite.records import ARMS, SCHEMA, Question, Response, to_json
 
 Ask = Callable[[Question], None]
@@ -220,6 +221,10 @@ def run(plan: Plan, folder: Path) -> None:
         arms: dict[str, Serve] = {
             side: partial(_serve, plan, folder, side, answered[side], session=session) for side in ARMS
         }
+        for side in ARMS:
+            if plan.arms[side].url and len(answered[side]) < len(plan.questions) * plan.samples:
+                with server.serve(plan.arms[side], None, folder, progress.announce, plan.model):
+                    pass  # an address that does not answer ends the run before hours of the other arm
         if plan.meta.get("stop_early"):
             _ask_until_settled(plan, arms, settle.watch(plan.meta, plan.questions, answered))
             return
@@ -238,6 +243,7 @@ def _serve(plan: Plan, folder: Path, side: str, answered: list[Response], *, ses
         yield lambda question: None
         return
     arm, log = plan.arms[side], folder / f"{side}.log"
+    stamp = fingerprint(plan.meta["arms"][side])
     out = journal.Journal(folder / f"{side}.jsonl")
     try:
         with (
@@ -249,6 +255,8 @@ def _serve(plan: Plan, folder: Path, side: str, answered: list[Response], *, ses
                 for sample in range(plan.samples):
                     if (question.id, sample) in todo:
                         response = ask_once(plan, serving, question, sample, session=session)
+                        if response.receipt is not None:
+                            response = replace(response, receipt={**response.receipt, "arm": stamp})
                         out.append(response)
                         answered.append(response)
                         todo.remove((question.id, sample))

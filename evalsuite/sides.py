@@ -89,6 +89,7 @@ def join(baseline: Path, candidate: Path) -> Run:
             "sampling": meta.get("sampling", {"budget": None, "temperature": None, "samples": samples}),
             "arms": {"baseline": one.arm, "candidate": other.arm},
             "environment": meta.get("environment", {}),
+            "questions_sha256": meta.get("questions_sha256"),
         },
         questions=one.questions,
         responses={"baseline": one.responses, "candidate": other.responses},

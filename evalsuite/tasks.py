@@ -149,8 +149,9 @@ def _load_foreign(manager: Any, name: str, *, asked: str, limit: int | None, see
     filter_name, metric = harness.check_foreign(task, asked)
     requests = harness.chat_requests(task, limit=limit, seed=seed, asked=asked)
     questions, messages = [], {}
+    clusters: dict[str, str] = {}
     for instance, chat in requests:
-        identity = f"{name}-{instance.doc_id}"
+        identity, digest = f"{name}-{instance.doc_id}", _digest(chat)
         messages[identity] = chat
         target = task.doc_to_target(instance.doc)
         scoring = {
@@ -166,8 +167,8 @@ def _load_foreign(manager: Any, name: str, *, asked: str, limit: int | None, see
                 id=identity,
                 task=asked,
                 target=target if isinstance(target, str) else json.dumps(target, default=str),
-                prompt_sha256=_digest(chat),
-                cluster=identity,
+                prompt_sha256=digest,
+                cluster=clusters.setdefault(digest, identity),  # a set may hold a question twice
                 scoring=scoring,
             )
         )

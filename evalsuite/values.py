@@ -60,7 +60,10 @@ _NUMBER = re.compile(
 )
 _WELL_FORMED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d*\.?\d+")
 _COUNTING = re.compile(r"(?:st|nd|rd|th)\b|-[A-Za-z]")
-_FRAGMENT = re.compile(r"[A-Za-z_^²³({\\]|:\d|/\s?\d")
+_FRAGMENT = re.compile(
+    r"[A-Za-z_^²³({\\]|:\d|/\s?\d|!(?=\s*(?:$|[-+*/^=)}!,]))"
+    r"|\s+(?:(?:dozens?|gross|halves|half|thirds?)\b|and\s+(?:a|one|two|three)\s+(?:half|thirds?|quarters?)\b)"
+)
 _OPERATOR_BEFORE = re.compile(r"(?:[+*/÷^]|[\d)]\s*[-x]|\b(?:plus|minus|times|by))\s*$")
 _OPERATOR_AFTER = re.compile(
     r"%?\s*\)?\s*(?:[+*/÷^=](?!\s*[A-Za-z]{3})|-\s*[\d(]|x\s*\d|(?:plus|minus|times|divided)\b)"
@@ -68,6 +71,10 @@ _OPERATOR_AFTER = re.compile(
 _LEAD = re.compile(
     r"(?:(?:about|approximately|around|exactly|roughly|only|a total of|USD|Rs\.?)\s+|[~≈=\s]|[A-Za-z]{1,2}\s*=\s*)*$"
 )
+_SHARE_OF = re.compile(r"\s*of\s+\d")
+_EQUATED = re.compile(r"[^=≈,;.?]{0,60}(?:[=≈]|\bequals\b)\s*")
+_RATE = re.compile(r"\s*(?:[a-z]+\s+)?(?:/\s*[a-z]|(?:per|each|apiece)\b)", re.I)
+_TOTAL = re.compile(r"\b(?:total|altogether|in all)\b", re.I)
 _CIRCUMSTANCE = re.compile(
     r"\b(?:in|from|per|every|each|after|than|out of|during|within|(?<!total )of)\s+(?:the\s+|only\s+|all\s+)*$", re.I
 )
@@ -91,16 +98,27 @@ class _Number(NamedTuple):
 
 
 def read_number(value: str) -> str | None:
-    """Return the number that `value` begins with, or else the one its first sentence gives."""
+    """Return the number that `value` begins with, or else the one its first sentence gives.
+
+    "4 pairs = 8" gives what follows `=`. A rate or a part beside a total leaves two candidates, and that is UNCLEAR.
+    """
     value = _tidy(value)
     numbers = list(_numbers(value))
     if not numbers:
         return None
     first, *others = numbers
-    if _LEAD.match(value[: first.start]) and not first.operand:
-        joined = bool(others) and _JOINT.fullmatch(value[first.end : others[0].start])
-        return UNCLEAR if joined else first.text
-    return read_sentence_number(re.split(r"(?<=[.!?])\s", value)[0])
+    sentence = re.split(r"(?<=[.!?])\s+(?![=*/+\s])", value)[0]
+    others = [other for other in others if other.end <= len(sentence)] or others[:1]
+    between = value[first.end : others[0].start] if others else ""
+    if not _LEAD.match(value[: first.start]) or first.operand or _EQUATED.fullmatch(between):
+        return read_sentence_number(sentence)
+    if others and others[0].end <= len(sentence):
+        rivals = (
+            _RATE.match(between) or _TOTAL.search(sentence, others[0].start) or re.search(r"[,;]\s*total\b", between)
+        )
+        if rivals or _JOINT.fullmatch(between):
+            return UNCLEAR
+    return first.text
 
 
 def read_sentence_number(sentence: str) -> str | None:
@@ -134,11 +152,11 @@ def _tidy(text: str) -> str:
     text = re.sub(r"[\u2010-\u2013\u2212\uff0d]", "-", text.replace("{,}", ",").replace(r"\%", "%"))
     text = re.sub(r"(?<=\d)(?:\\[,!]|[\u2009\u202f\u00a0])(?=\d{3})", "", text)
     text = re.sub(r"\\[,;!: ]|[$€£¥~]", " ", text)
-    text = re.sub(r"\\[dt]?frac\s*\{(\d+)\}\s*\{(\d+)\}", r" \1/\2", text)
+    text = re.sub(r"\\[dt]?frac\s*\{(-?)(\d+)\}\s*\{(\d+)\}", r" \1\2/\3", text)
     text = re.sub(r"\\[dt]?frac\s*(\d)\s*(\d)", r" \1/\2", text)
     text = re.sub(r"\\times|\\cdot|\u00d7", "*", text)
     text = re.sub(r"(?<=\d)\s*(?:\*|\bx\b)\s*10\s*(?:\^|\*\*)\s*\{?(-?\d+)\}?", r"e\1", text)
-    for word, power in (("thousand", 3), ("million", 6), ("billion", 9), ("trillion", 12)):
+    for word, power in (("hundred", 2), ("thousand", 3), ("million", 6), ("billion", 9), ("trillion", 12)):
         text = re.sub(rf"(?<=\d)\s+{word}\b", f"e{power}", text, flags=re.I)
     return text
 
@@ -157,7 +175,8 @@ def _numbers(text: str) -> Iterator[_Number]:
             number = Fraction(body.replace(",", "")) / int(found["below"] or 1) + int(found["whole"] or 0)
             number *= Fraction(10) ** int(found["power"] or 0)
             canonical = number_text(-number if found["sign"] == "-" else number)
-        operand = bool(_OPERATOR_BEFORE.search(before) or _OPERATOR_AFTER.match(after))
+        share = (found["below"] or after.startswith("%")) and _SHARE_OF.match(after.removeprefix("%"))
+        operand = bool(share or _OPERATOR_BEFORE.search(before) or _OPERATOR_AFTER.match(after))
         yield _Number(found.start(), found.end(), canonical, operand)
 
 
@@ -194,8 +213,8 @@ def read_expression(value: str) -> str | None:
 
     More than one word outside `\text{...}` makes it prose. Intervals and tuples are one value; "2 or 3" is UNCLEAR.
     """
-    value = re.sub(r"\.(?:\s.*)?$", "", value.strip(), flags=re.S).strip(" ,;:!")
-    if _ALTERNATIVES.search(value):
+    value = re.sub(r"\.(?:\s.*)?$", "", value.strip(), flags=re.S).strip(" ,;:")
+    if _ALTERNATIVES.search(value) or len(value) > 500:  # a model in a loop
         return UNCLEAR
     words = [word for word in _PROSE.findall(_NAMES.sub("", _TEXT.sub("", value))) if word not in _FUNCTIONS]
     return value if value and len(words) <= 1 and _balanced(value) and "\\boxed" not in value else None
@@ -214,52 +233,95 @@ def same_expression(answer: str, target: str) -> bool:
     r"""Tell whether both are the same expression in another spelling.
 
     Spelling is: spaces, `\left`, `\right`, `\dfrac` and `\tfrac`, `\frac12`, `a/b`, braces around one sign, `\text`, a
-    unit or degree or percent sign or currency sign at the end, thousands separators, `x =` or `x \in` in front, and for
-    numbers their value (0.5, 1/2, \frac{1}{2}). Nothing is computed: 2\sqrt{2} and \sqrt{8} differ.
+    degree, percent or currency sign, thousands separators, and for numbers their value (0.5, 1/2, \frac{1}{2}, the
+    mixed 1\frac{1}{2}, 1.5 \times 10^3). `x =` or `x \in` in front and a unit at the end may be left out, but not be
+    others. Nothing else is computed: 2\sqrt{2} and \sqrt{8} differ. Letters are told apart by case, words are not.
     """
-    return _canonical(answer) == _canonical(target)
+    if _canonical(answer) == _canonical(target):
+        return True
+    parts = zip(_parts(answer), _parts(target), strict=True)
+    return all(one == other or (optional and "" in (one, other)) for optional, (one, other) in enumerate(parts))
+
+
+_SYMBOL = r"(?:[A-Za-z]{2,}|[mgshLNJWVAKFC])(?:\^\{?\d\}?)?"
+_UNIT_AT_END = re.compile(
+    r"(?<=[\w})])\s*\\(?:text|mathrm|mbox)\s*\{(?P<text>[^{}\d]*)\}(?P<power>(?:\^\{?\d\}?)?)$"
+    rf"|(?<=[\d}})])\s+(?P<plain>{_SYMBOL}(?:/{_SYMBOL})?)$"
+)
+_UNITS = dict(
+    m="meter metre", cm="centimeter centimetre", mm="millimeter millimetre", km="kilometer kilometre", g="gram",
+    kg="kilogram", s="sec second", min="minute", h="hr hour", ft="foot feet", inch="in", mi="mile", l="liter litre",
+)  # fmt: skip
+_SYMBOLS = {name: symbol for symbol, names in _UNITS.items() for name in names.split()}
+_VARIABLE = re.compile(r"\s*([A-Za-z](?:\([A-Za-z]\))?)\s*(?:=|\\in(?![A-Za-z]))")
+
+
+def _parts(expression: str) -> tuple[str, str, str]:
+    """Return what `expression` says, the variable that it is said of, and its unit; "" where it names none."""
+    text = _spelled(expression)
+    variable = _VARIABLE.match(text)
+    text = text[variable.end() :] if variable else text
+    unit = _UNIT_AT_END.search(text)
+    if not unit or (unit["plain"] and unit["plain"] in _FUNCTIONS):
+        return _canonical(text), variable[1] if variable else "", ""
+    name = re.sub(r"[\s{}.]", "", unit["plain"] or unit["text"] + unit["power"]).lower()
+    name = re.sub(r"(?<=inch)es\b|(?<=\w\w)s\b", "", name)
+    name = re.sub(r"[a-z]+", lambda word: _SYMBOLS.get(word[0], word[0]), name)
+    return _canonical(text[: unit.start()]), variable[1] if variable else "", name
+
+
+def _spelled(expression: str) -> str:
+    """Return `expression` without what only sets it: dollar and degree signs, sizes of brackets, narrow spaces."""
+    text = re.sub(r"[\u2010-\u2013\u2212]", "-", expression.strip().strip("$").rstrip("."))
+    text = text.replace(r"\$", "").replace("$", "").replace("\\\\", ";").replace("\u00d7", r"\times ")
+    text = re.sub(r"\\(?:left|right|displaystyle|limits)(?![A-Za-z])|(?<=\d)(?:\\[,!;: ]|~|\{,\})(?=\d{3})", "", text)
+    text = re.sub(r"(?<!\\)\\[,!;: ]|~", " ", text)
+    return re.sub(r"\^\{?\\circ\}?|\\(?:degree|%)|%|°", "", text).strip()
 
 
 def _canonical(expression: str) -> str:
-    text = (
-        re.sub(r"[\u2010-\u2013\u2212]", "-", expression.strip().strip("$").rstrip("."))
-        .replace(r"\$", "")
-        .replace("$", "")
-    )
-    text = re.sub(r"\\(?:left|right|displaystyle|limits)(?![A-Za-z])|(?<!\\)\\[,!;: ]|~|\{,\}(?=\d{3})", "", text)
-    text = re.sub(r"\\(?:d|t|c)frac(?![A-Za-z])", r"\\frac", text)
-    text = re.sub(r"\^\{?\\circ\}?|\\(?:degree|%)|%|°", "", text)
-    text = re.sub(r"(?<=[\w})])\s*\\(?:text|mathrm|mbox)\s*\{\s*[^{}\d]*\}(?:\^\{?\d\}?)?$", "", text)  # a unit
-    plain_text = _TEXT.fullmatch(text.strip())
-    if plain_text or re.fullmatch(r"\(?[A-Za-z][A-Za-z -]*\)?", text.strip()):
-        return (plain_text[1] if plain_text else text).strip().strip("()").casefold()
-    text = _TEXT.sub(r"\1", text)
-    if (unit := re.search(r"(?<=[\d})])\s+([A-Za-z]{2,})$", text.strip())) and unit[1] not in _FUNCTIONS:
-        text = text.strip()[: unit.start()]
-    text = re.sub(r"\s+", "", text)
-    text = re.sub(r"^[A-Za-z](?:\([A-Za-z]\))?(?:=|\\in(?![A-Za-z]))", "", text)
-    text = re.sub(
-        r"(?<![\d(\[,])(\d{1,3}(?:,\d{3})+)(?![\d,])|^(\d{1,3}(?:,\d{3})+)$", lambda m: m[0].replace(",", ""), text
-    )
-    text = re.sub(r"\\frac(\d)(\d)", r"\\frac{\1}{\2}", text)
-    text = re.sub(r"\\frac(\d)\{", r"\\frac{\1}{", text)
+    text = _spelled(expression)
+    plain_text = _TEXT.fullmatch(text)
+    if plain_text or re.fullmatch(r"\(?[A-Za-z]+(?:[ -][A-Za-z]+)*\)?", text):
+        text = (plain_text[1] if plain_text else text).strip().strip("()")
+        if re.search("[A-Za-z]{3}", text):
+            return text.casefold()
+    text = _TEXT.sub(r"\1", re.sub(r"\\(?:d|t|c)frac(?![A-Za-z])", r"\\frac", text))
+    text = re.sub(r"(?<![\w.}/])(\d+)\s+(\d+)/(\d+)(?![\w.({])", r"\1\\frac{\2}{\3}", text)
+    text = re.sub(r"\\frac\s*(\w|\\pi(?![A-Za-z]))", r"\\frac{\1}", text)
+    text = re.sub(r"(\\frac\s*\{(?:[^{}]|\{[^{}]*\})*\})\s*(\w)", r"\1{\2}", text)
+    text = re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)  # "1 2" is not 12
+    text = re.sub(r"(?<![\d(\[,])\d{1,3}(?:,\d{3})+(?![\d,])", lambda m: m[0].replace(",", ""), text)
     text = re.sub(r"\\sqrt(\w)", r"\\sqrt{\1}", text)
-    text = re.sub(r"(?<![\w.)}])(\d+)/(\d+)(?![\w.({])", r"\\frac{\1}{\2}", text)
+    text = _QUOTIENT.sub(lambda m: rf"\frac{{{m['inner'] or m['above']}}}{{{m['below']}}}", text)
+    text = re.sub(r"(?<![\w)}\]+-])\\frac\{-((?:[^{}+-]|\{[^{}]*\})+\})", r"-\\frac{\1", text)
     text = re.sub(r"([_^])\{(\w)\}", r"\1\2", text)
     text = text.replace(r"\cdot", r"\times").replace(r"\leq", r"\le").replace(r"\geq", r"\ge").replace(r"\neq", r"\ne")
     return _PLAIN_VALUE.sub(_value, text)
 
 
-_PLAIN_VALUE = re.compile(r"-?\\frac\{(-?\d+)\}\{(\d+)\}|(?<![\w.])-?(?:\d+\.\d*|\.\d+|\d+)(?![\w.])")
+_FACTOR = r"\d|[A-Za-z]|\\pi(?![A-Za-z])|\\sqrt\{[^{}]*\}"
+_QUOTIENT = re.compile(
+    rf"(?<![\w.)}}\]^\\])(?:(?P<above>(?:{_FACTOR})+)|\((?P<inner>[^(),]+)\))/(?P<below>\d+|{_FACTOR})(?![\w.({{^!]|\\(?!end))"
+)
+_PLAIN_VALUE = re.compile(
+    r"(?P<sign>(?<![\w.)}\]!])-)?(?:(?:(?<![\w.^])(?P<whole>\d+))?\\frac\{(?P<above>-?\d+)\}\{(?P<below>-?\d+)\}"
+    r"|(?<![\w.\\])(?P<number>(?:0|[1-9]\d*)(?:\.\d*)?|\.\d+)(?!\d|\.\d)(?:\\times10\^(?:\{(?P<power>-?\d\d?)\}|(?P<digit>\d)(?!\d)))?)"
+)
 
 
 def _value(found: re.Match[str]) -> str:
-    """Return a number or a fraction of whole numbers by its value, so that 0.5 and 1/2 read alike."""
-    if found[1] is None:
-        return str(Fraction(found[0].rstrip(".") or "0"))
-    if int(found[2]) == 0:
+    """Return a number by its value and set apart from its neighbours, so that 0.5 and 1/2 read alike."""
+    if found["number"]:
+        number = Fraction(found["number"].rstrip(".")) * Fraction(10) ** int(found["power"] or found["digit"] or 0)
+    elif int(found["below"]) == 0:
         return found[0]
-    return str(Fraction(int(found[1]), int(found[2])) * (-1 if found[0].startswith("-") else 1))
+    else:
+        number = Fraction(int(found["above"]), int(found["below"]))
+        if found["whole"] and number < 0:
+            return f"{found['sign'] or ''}<{found['whole']}><{number}>"  # a product
+        number += int(found["whole"] or 0)
+    return f"<{-number if found['sign'] else number}>"
 
 
 # --- words ---
@@ -272,7 +334,7 @@ def read_words(value: str) -> str | None:
     """Return `value` to the end of its sentence; UNCLEAR if it offers alternatives."""
     words = _WORDS_END.split(value, maxsplit=1)[0]
     words = re.sub(r"^(?:the|its)\b.*\bis\s+(?=[A-Z])", "", words.strip(), flags=re.I).strip(" \"'\u201c\u201d.,:()[]")
-    if re.search(r"\bor\b|\beither\b|\s/\s", words, re.I):
+    if re.search(r"\bor\b|\beither\b|\s/\s", words, re.I) or len(words) > 500:
         return UNCLEAR
     return words or None
 

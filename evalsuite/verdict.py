@@ -9,10 +9,9 @@ FAIL          A regression is detected: one-sided mid-p McNemar at alpha (after 
               accuracy that lies within the margin.
 INCONCLUSIVE  The run could not have shown a loss, so that it shows nothing. Only questions that the baseline got right
               can be lost. If it got none right (all truncated, say), no loss could show; and with an accuracy up to the
-              margin, no loss as large as the margin could. Nor is anything shown where pairs depend on each other in a
-              way that no method here allows for.
-PASS          The lower end of the 95 % interval lies above -margin; where there are errors, also if each of them had
-              gone against the candidate.
+              margin, no loss as large as the margin could.
+PASS          The lower end of the 95 % interval lies above -margin, and with up to 1,000 pairs the exact unconditional
+              test agrees; where there are errors, also if each of them had gone against the candidate.
 INCONCLUSIVE  It does not.
 NOT DETECTED  Without a margin, in place of the last two. The first line says which losses are ruled out, lest ten
               questions be taken for evidence.
@@ -29,10 +28,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from evalsuite.comparison import Comparison
+from evalsuite.comparison import Comparison, Table
 from evalsuite.early import Early
 from evalsuite.errors import UserError
-from evalsuite.statistics import Evidence, questions_needed
+from evalsuite.statistics import EXACT_PAIRS, Evidence, exact_noninferiority_p, questions_needed
 from evalsuite.wording import count, e_value, p_value, points, signed
 
 
@@ -45,6 +44,9 @@ class Verdict(StrEnum):
     INVALID = "INVALID"
     NOT_DETECTED = "NOT DETECTED"
 
+
+ONE_SIDED = 0.025
+"""Level of the exact test, that of the lower end of a 95 % interval."""
 
 EXIT: dict[Verdict, int] = {
     Verdict.PASS: 0,
@@ -122,10 +124,7 @@ def _judge(
     if not table.baseline_right:
         return Verdict.INCONCLUSIVE, (f"{right}: no loss could show",)
     if table.interval is None or comparison.worst_case.interval is None:
-        return Verdict.INCONCLUSIVE, (
-            f"no method here allows for the way in which these {count(table.pairs, 'pair')} depend on each other",
-            "questions that share a cluster are not independent: ask one question of each cluster",
-        )
+        raise ValueError("a run of fixed length has an interval")
     low = min(table.interval.low, comparison.worst_case.interval.low)
     losses = f"losses above {points(-low)} points" if low < 0 else "any loss"
     if margin is None:
@@ -134,6 +133,13 @@ def _judge(
     accepted = f"margin {points(margin)} points"
     if table.baseline_right <= margin * table.pairs:
         return Verdict.INCONCLUSIVE, (f"{right}: a loss as large as the {accepted} could not show",)
+    inexact = max(_exact_p(table, margin), _exact_p(comparison.worst_case, margin))
+    if low > -margin and inexact > ONE_SIDED:
+        return Verdict.INCONCLUSIVE, (
+            f"no regression detected in {asked}; the interval reaches to {signed(low)} points only, but so few pairs "
+            f"need the exact test, which does not rule the {accepted} out (p-value {p_value(inexact)}, {ONE_SIDED} "
+            "needed); a few more questions would settle it if the arms are equally accurate",
+        )
     if low > -margin and loss:
         return Verdict.PASS, (
             f"a regression within the margin, which the policy accepts; these data rule out {losses} ({accepted})",
@@ -145,6 +151,19 @@ def _judge(
         f"no regression detected in {asked}, but losses up to {points(-low)} points are not ruled out ({accepted}); "
         + _outlook(comparison, margin),
     )
+
+
+def _exact_p(table: Table, margin: float) -> float:
+    """Return the exact unconditional p-value of a loss of `margin`; 0 where Tango's interval is accurate enough.
+
+    With few pairs and none or few of them discordant the interval is up to a third too short.
+    """
+    interval = table.interval
+    if interval is None or interval.pairs > EXACT_PAIRS or not margin:
+        return 0.0
+    # Counts in units of independent pairs, rounded against the candidate.
+    pairs, lost, gained = math.floor(interval.pairs), math.ceil(interval.lost), math.floor(interval.gained)
+    return exact_noninferiority_p(lost=lost, gained=gained, pairs=max(pairs, lost + gained), margin=margin)
 
 
 def _lies_within(comparison: Comparison, margin: float | None) -> bool:

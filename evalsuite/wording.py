@@ -2,6 +2,8 @@
 
 import unicodedata
 
+UNKNOWN = "not known"
+
 
 def points(fraction: float) -> str:
     """Return a fraction in percentage points, one decimal: 0.042 gives "4.2"."""

@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import random
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,11 +66,13 @@ def generate(make: Callable[[int], dict[str, str]], *, count: int, name: str, pa
     return as_splits(rows.values())
 
 
-def read_rows(path: str | Path, columns: Sequence[str], *, unique: Sequence[str] = ()) -> list[dict[str, Any]]:
+def read_rows(
+    path: str | Path, columns: Sequence[str], *, unique: Sequence[str] = (), different: Sequence[str] = ()
+) -> list[dict[str, Any]]:
     """Return the rows of a CSV, JSON or JSONL file, checked.
 
-    Raises UserError naming column and row (the header of a CSV is row 1) for a missing column, an empty cell, or a
-    value that a column of `unique` holds twice.
+    Raises UserError naming column and row (the header of a CSV is row 1) for a missing column, an empty cell, half of a
+    surrogate pair, a value that a column of `unique` holds twice, or one that a row has in two columns of `different`.
     """
     path = Path(path)
     try:
@@ -95,11 +98,23 @@ def read_rows(path: str | Path, columns: Sequence[str], *, unique: Sequence[str]
             value = entry[column]
             if value is None or value in ([], "") or (isinstance(value, str) and not value.strip()):
                 raise UserError(f"{path}, row {number}: column {column!r} is empty; fill it or remove the row")
+            if half := _SURROGATE.search(json.dumps(value, ensure_ascii=False)):
+                raise UserError(f"{path}, row {number}: column {column!r} holds {half[0]!r}, half a character; mend it")
         for column in unique:
             first = seen.setdefault((column, str(entry[column]).strip()), number)
             if first != number:
                 raise UserError(f"{path}, row {number}: column {column!r} repeats row {first}; remove one of them")
+        told: dict[str, str] = {}
+        for column in different:
+            first_column = told.setdefault(str(entry[column]).strip(), column)
+            if first_column != column:
+                raise UserError(
+                    f"{path}, row {number}: column {column!r} repeats {first_column!r}; mend it or remove the row"
+                )
     return [entry for _, entry in rows]
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _names(columns: Sequence[str]) -> str:
@@ -129,9 +144,16 @@ def _read_json(path: Path, text: str) -> list[tuple[int, dict[str, Any]]]:
         entries = json.loads(text)
     except json.JSONDecodeError as error:
         raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} can't be read: {_beyond(error)}") from None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise UserError(f"{path} holds {type(entries).__name__}; expected a list of objects, one for each question")
     return list(enumerate(entries, start=1))
+
+
+def _beyond(error: Exception) -> str:
+    """Return which limit of Python's JSON reader was passed: that of depth or that of digits."""
+    return "it is nested too deep" if isinstance(error, RecursionError) else "a number in it has too many digits"
 
 
 def _read_jsonl(path: Path, text: str) -> list[tuple[int, dict[str, Any]]]:
@@ -142,6 +164,8 @@ def _read_jsonl(path: Path, text: str) -> list[tuple[int, dict[str, Any]]]:
                 entry = json.loads(line)
             except json.JSONDecodeError as error:
                 raise UserError(f"{path}, row {number}: not JSON ({error.msg})") from None
+            except (ValueError, RecursionError) as error:
+                raise UserError(f"{path}, row {number} can't be read: {_beyond(error)}") from None
             if not isinstance(entry, dict):
                 raise UserError(f"{path}, row {number}: {type(entry).__name__}; expected an object")
             rows.append((number, entry))

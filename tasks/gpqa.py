@@ -13,7 +13,7 @@ def load(data: str | None = None, **_: Any) -> dict[str, Any]:
     if data is None:
         entries = read_hub("Idavidrein/gpqa", "gpqa_diamond", split="train")
     else:
-        entries = read_rows(data, (*COLUMNS, "Subdomain"), unique=("Record ID", "Question"))
+        entries = read_rows(data, (*COLUMNS, "Subdomain"), unique=("Record ID", "Question"), different=COLUMNS[1:5])
     return as_splits(as_row(entry) for entry in entries)
 
 

@@ -6,12 +6,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from evalsuite.cli import main
-from made_runs import make_run, write_run
+from evalsuite.receipts import fingerprint
+from made_runs import make_receipt, make_run, write_run
 
 CSV = "Question,Correct Answer,Incorrect Answer 1,Incorrect Answer 2,Incorrect Answer 3,Record ID,Subdomain\n"
 PAIRS = " ".join(["rr"] * 12 + ["wr", "ww", "ww", "tt"])  # nothing lost
@@ -57,6 +59,7 @@ def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
         (["run", "--margin", "nan"], "is no margin"),
         (["run", "--baseline", "fa4"], "did you mean"),
         (["run", "--baseline", "http://"], "no server address"),
+        (["run", "--baseline", ""], "unknown arm"),
         (["run", "--arms", "nowhere.toml"], "nowhere.toml"),
         (["run", "--model", "./nowhere"], "does not exist"),
         (["run", "--model", "."], "no config.json"),
@@ -104,6 +107,9 @@ def test_a_wrong_csv_is_refused(refused: Check, tmp_path: Path, text: str, expec
         ('[arm.mine]\nlike = "fa9"\n', "fa9"),
         ('[arm.mine]\nkernel = "fast"\n', "'split_kv'"),
         ("[arm.fa2]\nargs = []\n", "preset"),
+        ('[arm.mine]\nenv = {"A=B" = "c"}\n', "'='"),
+        ('[arm.mine]\nargs = ["a\\u0000b"]\n', "NUL"),
+        ("a = " + "[" * 5000, "TOML"),
     ],
 )
 def test_a_wrong_arms_file_is_refused(refused: Check, tmp_path: Path, text: str, expected: str) -> None:
@@ -186,3 +192,70 @@ def test_lists_need_no_network(capsys: pytest.CaptureFixture[str], monkeypatch: 
     out = capsys.readouterr().out
     for name in ("gpqa", "gsm8k", "mmlu_pro", "math500", "fa2", "hybrid", "cpu-hybrid"):
         assert name in out
+
+
+def test_a_full_disk_behind_standard_output_is_no_verdict(tmp_path: Path) -> None:
+    run = write_run(make_run(PAIRS, path=tmp_path / "run"))
+    command = [sys.executable, "-m", "evalsuite", "gate", str(run), "--margin", "0.2"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_a_crash_exits_with_2_and_its_traceback_and_never_with_the_code_of_fail(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def crash(path: Path) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("evalsuite.journal.load_run", crash)
+    assert main(["gate", str(tmp_path), "--margin", "0.2"]) == 2
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("candidate.jsonl", ("text", 5)),
+        ("candidate.jsonl", ("seconds", "fast")),
+        ("candidate.jsonl", ("finish_reason", None)),
+        ("candidate.jsonl", ("receipt", [])),
+        ("questions.jsonl", ("scoring", {})),
+        ("questions.jsonl", ("target", None)),
+        ("run.json", ("attention", "gone")),
+        ("run.json", ("task", {"name": "made"})),
+        ("run.json", ("sampling", {})),
+        ("run.json", ("arms", {"baseline": {}, "candidate": None})),
+        ("run.json", ("margin", "small")),
+    ],
+    ids=str,
+)
+def test_a_field_of_another_type_is_refused_by_name(
+    refused: Check, tmp_path: Path, name: str, change: tuple[str, object]
+) -> None:
+    run = write_run(make_run(PAIRS, path=tmp_path / "run"))
+    first, _, rest = (run / name).read_text().partition("\n")
+    (run / name).write_text(json.dumps(json.loads(first) | dict([change])) + "\n" + rest)
+    for arguments in (["report", str(run)], ["gate", str(run), "--margin", "0.2"], ["compare", str(run), str(run)]):
+        refused(arguments, name)
+
+
+def test_responses_under_another_arms_name_are_invalid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(PAIRS, path=tmp_path / "run")
+    for number, side in enumerate(("baseline", "candidate")):
+        run.meta["arms"][side] |= {"kernel": "stock", "model_sha256": str(number) * 64}
+    stamped = {
+        side: tuple(
+            replace(r, receipt={**make_receipt("stock", prompt_tokens=9, tokens=9), "arm": fingerprint(arm)})
+            for r in run.responses[side]
+        )
+        for side, arm in run.meta["arms"].items()
+    }
+    right = write_run(replace(run, responses=stamped))
+    assert main(["report", str(right)]) == 0
+    (right / "baseline.jsonl").rename(right / "b")
+    (right / "candidate.jsonl").rename(right / "baseline.jsonl")
+    (right / "b").rename(right / "candidate.jsonl")
+    assert main(["report", str(right)]) == 4
+    assert "another arm" in capsys.readouterr().out

@@ -117,12 +117,13 @@ def test_samples_of_a_question_are_not_taken_for_independent_pairs():
     assert found.table.interval.low < naive.low and found.table.design_effect == pytest.approx(4)
 
 
-def test_questions_of_one_cluster_get_a_table_but_no_inference():
-    run = make_run("rr rr rw wr")
-    questions = (*run.questions[:3], replace(run.questions[3], cluster="q002"))
-    found = compared(replace(run, questions=questions))
-    assert found.table.pairs == 4 and found.table.interval is None and found.table.regression_p is None
-    assert found.table.smallest_margin is None
+def test_questions_of_one_cluster_count_as_less_than_independent_ones():
+    run = make_run("rw rw rw rw rr rr rr rr")
+    paired = [replace(q, cluster=run.questions[n - n % 2].id) for n, q in enumerate(run.questions)]
+    alone, shared = compared(run).table, compared(replace(run, questions=tuple(paired))).table
+    assert shared.design_effect == pytest.approx(2) and shared.test is None
+    assert shared.interval.low < alone.interval.low and shared.interval.high > alone.interval.high
+    assert shared.regression_p > alone.regression_p
 
 
 def test_swapping_the_arms_mirrors_the_table():

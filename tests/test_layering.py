@@ -14,15 +14,17 @@ evalsuite/__main__: cli
 evalsuite/arms: errors
 evalsuite/checkpoint: errors progress
 evalsuite/cli: arms doctor errors gate gate_output journal plan_output planning policy progress report runner samples \
-    sides tasks
+    ship sides tasks
 evalsuite/client: errors
-evalsuite/comparison: early journal pairing receipts records statistics validity
+evalsuite/comparison: divergence early journal pairing receipts records statistics validity
+evalsuite/divergence: journal pairing records
+evalsuite/divergence_output: divergence pairing records wording
 evalsuite/doctor: checkpoint environment
 evalsuite/early: journal pairing records statistics
 evalsuite/environment:
 evalsuite/errors:
 evalsuite/extraction: values
-evalsuite/gate: comparison errors journal policy records report statistics verdict wording
+evalsuite/gate: comparison errors journal policy records report ship statistics verdict wording
 evalsuite/gate_output: errors gate journal records render report verdict wording
 evalsuite/guard:
 evalsuite/harness: errors tasks/
@@ -35,13 +37,15 @@ evalsuite/progress:
 evalsuite/prompts: client errors records
 evalsuite/receipts: records
 evalsuite/records:
-evalsuite/render: comparison early pairing records verdict wording
-evalsuite/report: comparison errors journal pairing records render verdict wording
-evalsuite/runner: arms checkpoint client early environment errors journal progress prompts records server settle tasks
+evalsuite/render: comparison divergence_output early pairing records verdict wording
+evalsuite/report: comparison divergence divergence_output errors journal pairing records render verdict wording
+evalsuite/runner: arms checkpoint client early environment errors journal progress prompts receipts \
+    records server settle tasks
 evalsuite/samples: errors journal pairing records scoring
 evalsuite/scoring: errors extraction harness records values
 evalsuite/server: arms client errors
 evalsuite/settle: comparison journal pairing receipts records scoring verdict
+evalsuite/ship: environment errors
 evalsuite/sides: errors journal records
 evalsuite/statistics:
 evalsuite/tasks: errors harness records

@@ -77,7 +77,7 @@ def test_documents_with_one_prompt_are_not_independent(logs):
     run, grades = join_samples(*logs(lines, lines))
     report = derive(run, margin=0.9, grades=grades)
     assert report.comparison.repeated_prompts == 1
-    assert report.decision.verdict is Verdict.INCONCLUSIVE
+    assert report.comparison.table.design_effect > 1
 
 
 @pytest.mark.parametrize("metric", ["exact_match", "acc"])

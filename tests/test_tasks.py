@@ -4,6 +4,7 @@ import csv
 import json
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,11 @@ def drop_column(lines: list[list[str]]) -> None:
         (lambda lines: lines[2].__delitem__(slice(5, None)), "row 3: column 'Incorrect Answer 2' is empty"),
         (lambda lines: lines[5].__setitem__(0, lines[1][0]), "row 6: column 'Record ID' repeats row 2"),
         (lambda lines: lines[5].__setitem__(2, lines[1][2]), "row 6: column 'Question' repeats row 2"),
+        (
+            lambda lines: lines[3].__setitem__(5, lines[3][3]),
+            "row 4: column 'Incorrect Answer 2' repeats 'Correct Answer'",
+        ),
+        (lambda lines: lines[3].__setitem__(6, lines[3][4] + " "), "'Incorrect Answer 3' repeats 'Incorrect Answer 1'"),
         (lambda lines: lines[2].extend(["more", "cells"]), "row 3: 9 cells under 7 columns"),
         (lambda lines: lines.__delitem__(slice(1, None)), "has no questions"),
         (lambda lines: lines.clear(), "has no questions"),
@@ -215,12 +221,25 @@ def test_a_wrong_csv_is_refused_with_its_column_and_row(
         ("set.json", b'{"Question": 1}', "expected a list of objects"),
         ("set.jsonl", b'{"Question": 1}\n[]', "row 2: list; expected an object"),
         ("set.jsonl", b'{"Question": 1}\n{', "row 2: not JSON"),
+        ("set.json", b"[" * 100_000, "nested too deep"),
+        ("set.jsonl", b"[" * 100_000, "row 1 can't be read: it is nested too deep"),
+        ("set.json", b'[{"Question": ' + b"7" * 5_000 + b"}]", "too many digits"),
     ],
 )
 def test_a_file_that_is_no_table_is_refused(tmp_path: Path, name: str, content: bytes, expected: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     assert expected in refusal(lambda: load_task("gpqa", data=path))
+
+
+def test_half_a_surrogate_pair_is_refused_with_its_column_and_row(tmp_path: Path) -> None:
+    sound = {"question_id": 1, "question": "Which \N{GRINNING FACE}?", "options": ["x", "y"], "answer": "A"}
+    assert len(load_task("mmlu_pro", data=written(tmp_path, [sound])).questions) == 1
+    for column, value in (("question", "Why \ud800?"), ("options", ["x", "\udfff"])):
+        path = written(tmp_path, [sound, {**sound, column: value}])
+        message = refusal(partial(load_task, "mmlu_pro", data=path))
+        assert f"row 2: column {column!r} holds" in message
+        message.encode()
 
 
 def test_a_missing_file_or_a_folder_is_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ A margin is the largest loss accepted, a fraction. Invalid input raises ValueErr
 statistic; nothing here knows of questions, responses or files.
 """
 
-from ._clusters import Clustered, rao_scott
+from ._clusters import Clustered, rao_scott, rao_scott_clusters
 from ._counts import Counts
 from ._evidence import (
     ConfidenceSequence,
@@ -86,6 +86,7 @@ __all__ = [
     "pooled",
     "questions_needed",
     "rao_scott",
+    "rao_scott_clusters",
     "regression_power",
     "smallest_detectable_loss",
     "smallest_margin",

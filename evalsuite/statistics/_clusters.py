@@ -1,4 +1,4 @@
-"""Several samples of each question: the question is the cluster."""
+"""Pairs that are not independent: several samples of each question, or questions that share a cluster."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,15 +10,17 @@ from ._tango import Interval, interval, score
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clustered:
-    """The difference between two arms that answered each question several times."""
+    """The difference between two arms, allowing for pairs of one cluster that go together."""
 
     questions: int
+    """Clusters: each question with its samples, or the questions that belong together."""
     samples: int
+    """Pairs of each cluster, of the largest where they differ."""
     lost: float
     """Samples lost, averaged over all ways to pair the samples of a question."""
     gained: float
     design_effect: float
-    """How many pairs are worth one independent pair: from 1 to the number of samples."""
+    """How many pairs are worth one independent pair: from 1 to `samples`."""
     interval: Interval
     """Tango's interval from the counts divided by the design effect, which it echoes."""
     z: float
@@ -84,13 +86,51 @@ def rao_scott(
         lost += b * (samples - c) / samples
         gained += c * (samples - b) / samples
         changes.append(c - b)
-    questions = len(changes)
-    effect = _design_effect(changes, samples, discordant=lost + gained)
-    pairs = questions * samples / effect
+    return _compare(changes, [samples] * len(changes), lost, gained, confidence, largest=samples)
+
+
+def rao_scott_clusters(
+    *, lost: Sequence[int], gained: Sequence[int], pairs: Sequence[int], confidence: float = 0.95
+) -> Clustered:
+    """Compare two arms on questions of which some belong together; each argument has one entry per cluster.
+
+    The same method as `rao_scott`, for clusters of any size. With one pair in each cluster it is `tango_interval` and
+    McNemar's asymptotic test; with every pair twice in its cluster it is that of each pair once.
+
+    Raises
+    ------
+    ValueError
+        If the three differ in length, a count is negative, a cluster has no pair or fewer than its lost and gained
+        ones, or the confidence is out of range.
+
+    Examples
+    --------
+    >>> once = rao_scott_clusters(lost=[1, 0, 0, 0], gained=[0, 1, 1, 0], pairs=[1, 1, 1, 1])
+    >>> twice = rao_scott_clusters(lost=[2, 0, 0, 0], gained=[0, 2, 2, 0], pairs=[2, 2, 2, 2])
+    >>> once.interval.low == twice.interval.low, twice.design_effect
+    (True, 2.0)
+    """
+    confidence = _checks.fraction("confidence", confidence)
+    changes, sizes = [], []
+    for some_lost, some_gained, size in zip(lost, gained, pairs, strict=True):
+        down, up = _checks.count("lost", some_lost), _checks.count("gained", some_gained)
+        if not size or down + up > _checks.count("pairs", size):
+            raise ValueError(f"a cluster of {size} pairs cannot have {down} lost and {up} gained")
+        changes.append(up - down)
+        sizes.append(size)
+    return _compare(changes, sizes, sum(lost), sum(gained), confidence, largest=max(sizes, default=1))
+
+
+def _compare(
+    changes: Sequence[int], sizes: Sequence[int], lost: float, gained: float, confidence: float, *, largest: int
+) -> Clustered:
+    """Return Tango's interval and McNemar's z from counts divided by the design effect."""
+    effect = _design_effect(changes, sizes, discordant=lost + gained)
+    pairs = sum(sizes) / effect
     z = score(lost / effect, gained / effect, pairs, 0.0)
     return Clustered(
-        questions=questions,
-        samples=samples,
+        questions=len(changes),
+        samples=largest,
         lost=lost,
         gained=gained,
         design_effect=effect,
@@ -100,15 +140,19 @@ def rao_scott(
     )
 
 
-def _design_effect(changes: Sequence[int], samples: int, *, discordant: float) -> float:
-    """Return the variance of the mean change between questions over that of independent pairs, from 1 to `samples`."""
-    questions, pairs = len(changes), len(changes) * samples
-    if questions < 2:
-        return float(samples)
+def _design_effect(changes: Sequence[int], sizes: Sequence[int], *, discordant: float) -> float:
+    """Return the variance of the mean change between clusters over that of independent pairs.
+
+    At least 1, and at most what it is where all pairs of a cluster are alike; that, too, where the data say nothing.
+    """
+    clusters, pairs = len(changes), sum(sizes)
+    most = sum(size**2 for size in sizes) / pairs if pairs else 1.0
+    if clusters < 2:
+        return most
     difference = sum(changes) / pairs
     independent = discordant / pairs - difference**2
     if independent <= 0:
-        return float(samples)
-    squares = sum((change - samples * difference) ** 2 for change in changes)
-    between = questions / (questions - 1) * squares / pairs**2
-    return min(max(between * pairs / independent, 1.0), float(samples))
+        return most
+    squares = sum((change - size * difference) ** 2 for change, size in zip(changes, sizes, strict=True))
+    between = clusters / (clusters - 1) * squares / pairs**2
+    return min(max(between * pairs / independent, 1.0), most)
