@@ -1,0 +1,50 @@
+"""What the README says holds: its commands parse, and its figures are those of the recorded files."""
+
+import csv
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from evalsuite.cli import build_parser
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = README + "".join((ROOT / page).read_text(encoding="utf-8") for page in ("docs/ci.md", "results/README.md"))
+COMMANDS = sorted(set(re.findall(r"^    (?:python -m )?evalsuite (.+?)(?:\s+#.*)?$", PAGES, re.MULTILINE)))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_parse(command: str) -> None:
+    build_parser().parse_args(shlex.split(command))
+
+
+def test_every_command_is_listed() -> None:
+    listed = build_parser().format_help()
+    for name in re.findall(r"^    ([a-z]+) +[a-z]", listed, re.MULTILINE):
+        assert f"evalsuite {name}" in README or f"`{name}`" in README, name
+
+
+def test_the_attention_figures_are_those_recorded() -> None:
+    with (ROOT / "results/h200/attention.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    heads = ""
+    found = re.findall(r"^\| ([\d/]*) ?\| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", README, re.MULTILINE)
+    assert len(found) == 4
+    for shape, context, *figures in found:
+        heads = shape or heads
+        recorded = {
+            row["kernel"]: row["microseconds"]
+            for row in rows
+            if [row["q_heads"], row["kv_heads"], row["head_size"]] == heads.split("/") and row["context"] == context
+        }
+        kernels = ("FlashAttention 2", "FlashAttention 3", "split-KV")
+        assert figures == [f"{float(recorded[kernel]):.1f}" for kernel in kernels]
+
+
+def test_the_demo_table_is_the_one_recorded() -> None:
+    recorded = json.loads((ROOT / "results/cpu-capitals/comparison.json").read_text())
+    assert f"baseline right      {recorded['table']['kept']} kept " in README
+    assert recorded["headline"] in README
