@@ -113,20 +113,24 @@ def load_run(path: Path) -> Run:
     """Return the run in directory `path`. Raises UserError for a file that is missing, foreign or inconsistent."""
     meta = load_meta(path)
     questions = tuple(read_lines(path / "questions.jsonl", question_from_json))
-    known = {question.id for question in questions}
     responses: dict[str, tuple[Response, ...]] = {}
     for arm in ARMS:
         file = path / f"{arm}.jsonl"
         responses[arm] = tuple(read_responses(file))
-        seen = set()
-        for response in responses[arm]:
-            key = (response.question, response.sample)
-            if response.question not in known:
-                raise UserError(f"{file}: question {response.question!r} is not in questions.jsonl; files were mixed")
-            if key in seen:
-                raise UserError(f"{file}: question {response.question!r}, sample {response.sample} is answered twice")
-            seen.add(key)
+        check_mixed(file, questions, responses[arm])
     return Run(path=path, meta=meta, questions=questions, responses=responses)
+
+
+def check_mixed(file: Path, questions: Iterable[Question], responses: Iterable[Response]) -> None:
+    """Raise UserError where a response is to a question that was not asked, or to one that is answered already."""
+    known, seen = {question.id for question in questions}, set()
+    for response in responses:
+        key = (response.question, response.sample)
+        if response.question not in known:
+            raise UserError(f"{file}: question {response.question!r} is not in questions.jsonl; files were mixed")
+        if key in seen:
+            raise UserError(f"{file}: question {response.question!r}, sample {response.sample} is answered twice")
+        seen.add(key)
 
 
 def write_once(path: Path, text: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.errors import UserError
-from evalsuite.journal import Run, load_meta, read_lines
+from evalsuite.journal import Run, check_mixed, load_meta, read_lines
 from evalsuite.records import ARMS, SCHEMA, Question, Response, question_from_json, response_from_json
 
 _SAMPLING = ("budget", "temperature", "samples", "until")
@@ -39,14 +39,7 @@ def load_side(path: Path, position: str) -> Side:
             f"{folder} has no questions.jsonl; expected the one of the run beside {file.name}, copy it there"
         )
     questions = tuple(read_lines(folder / "questions.jsonl", question_from_json))
-    known, seen = {question.id for question in questions}, set()
-    for response in responses:
-        key = (response.question, response.sample)
-        if response.question not in known:
-            raise UserError(f"{file}: question {response.question!r} is not in questions.jsonl; files were mixed")
-        if key in seen:
-            raise UserError(f"{file}: question {response.question!r}, sample {response.sample} is answered twice")
-        seen.add(key)
+    check_mixed(file, questions, responses)
     meta = load_meta(folder) if (folder / "run.json").exists() else None
     arm = meta["arms"][file.stem] if meta and file.stem in ARMS else {"name": str(file), "kernel": None}
     if meta:
