@@ -30,8 +30,8 @@ class Table:
     gained: int
     missed: int
     interval: Interval | None
-    """Tango's, 95 %. None where pairs depend on each other in a way that no method here allows for, and in a run that
-    may stop early: its length depends on its outcomes, so only `Early` says anything of them."""
+    """Tango's, 95 %. None in a run that may stop early: its length depends on its outcomes, so only `Early` says
+    anything of them."""
     regression_p: float | None
     """One-sided, small when much was lost: McNemar's mid-p, or `rao_scott`'s p-value for several samples a question. Of
     a run that may stop early 1 / the largest e-value, which holds whenever one stops."""
@@ -231,8 +231,13 @@ def compare(run: Run, grades: Grades) -> Comparison:
     )
 
 
+def configuration(arm: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an arm of run.json is, whatever it is called."""
+    return {field: value for field, value in arm.items() if field != "name"}
+
+
 def _configured_alike(arms: Mapping[str, Mapping[str, Any]]) -> bool:
-    one, other = ({field: value for field, value in arms[arm].items() if field != "name"} for arm in ARMS)
+    one, other = (configuration(arms[arm]) for arm in ARMS)
     # Of an imported log nothing is known, which does not make two of them alike.
     return one == other and "model" in one
 

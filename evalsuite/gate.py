@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from evalsuite.comparison import Table
+from evalsuite.comparison import Table, configuration
 from evalsuite.errors import UserError
 from evalsuite.journal import Run
 from evalsuite.policy import Policy, TaskPolicy
@@ -223,8 +223,9 @@ def _measure_beside(noise: Run, runs: Sequence[Run]) -> Noise:
     beside = [run for run in runs if _task(run) == measured.task]
     if not beside:
         raise UserError(f"{noise.path} is an A/A run of {measured.task}; expected the task of a run that is gated")
-    arms = [_nameless(beside[0], arm) for arm in ARMS]
-    if _nameless(noise, "baseline") not in arms:
+    if configuration(noise.meta["arms"]["baseline"]) not in [
+        configuration(beside[0].meta["arms"][arm]) for arm in ARMS
+    ]:
         raise UserError(f"{noise.path} measures another arm than those of {beside[0].path}; expected one of its arms")
     for field in ("budget", "temperature"):
         ours, theirs = (run.meta["sampling"][field] for run in (beside[0], noise))
@@ -233,10 +234,6 @@ def _measure_beside(noise: Run, runs: Sequence[Run]) -> Noise:
                 f"{beside[0].path} and {noise.path} are runs of different plans: {field} is {ours!r} and {theirs!r}"
             )
     return measured
-
-
-def _nameless(run: Run, arm: str) -> dict[str, Any]:
-    return {field: value for field, value in run.meta["arms"][arm].items() if field != "name"}
 
 
 def _decide_tasks(reports: Mapping[str, Report], policy: Policy) -> Iterator[TaskResult]:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -196,15 +196,7 @@ def _first(limit: int | None, task: Task) -> Task:
             f"--limit is {limit}, but {task.name} has {len(task.questions)} questions; lower it or leave it out"
         )
     kept = task.questions[:limit]
-    return Task(
-        name=task.name,
-        version=task.version,
-        budget=task.budget,
-        gated=task.gated,
-        questions=kept,
-        messages={question.id: task.messages[question.id] for question in kept},
-        until=task.until,
-    )
+    return replace(task, questions=kept, messages={question.id: task.messages[question.id] for question in kept})
 
 
 def _require_token(name: str) -> None:
