@@ -71,6 +71,23 @@ def asked(seen: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line["asked"] not in (WARM_UP, ["Hi"])]
 
 
+def kill_while_asking(script: str, seen: Path, token: int) -> list[psutil.Process]:
+    """Run a script until the server that writes `seen` is asked the prompt that begins with `token`, and kill it then.
+
+    Returns the processes that were below it.
+    """
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parent, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 30
+    while not seen.exists() or token not in [line["asked"][0] for line in asked(seen)]:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    below = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    return below
+
+
 def questions_of(lines: Sequence[Mapping[str, Any]]) -> list[int]:
     return [int(line["asked"][0]) - FIRST for line in lines]
 
@@ -215,16 +232,8 @@ def test_a_run_that_is_killed_goes_on_where_it_stopped_and_leaves_no_process(tmp
         "from pathlib import Path\nfrom test_runner import make_plan, runner\nfrom evalsuite.arms import Arm\n"
         f"runner.run(make_plan({arms!r}, Path({str(tmp_path)!r})), Path({str(folder)!r}))"
     )
-    process = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parent, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 30
-    while not seen.exists() or FIRST + 2 not in [line["asked"][0] for line in asked(seen)]:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    below = psutil.Process(process.pid).children(recursive=True)
+    below = kill_while_asking(script, seen, FIRST + 2)
     assert len(below) == 3
-    process.kill()
-    process.wait()
     assert [r.question for r in responses(folder, side)] == ["q000", "q001"]
     assert not psutil.wait_procs(below, timeout=10)[1]
 

@@ -1,9 +1,6 @@
 """A run that may stop early asks both arms alternately, in order, and ends with the question that settles it."""
 
 import re
-import subprocess
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +19,7 @@ from evalsuite.statistics import watch
 from evalsuite.verdict import Verdict
 from made_runs import make_meta
 from stub_server import running, started
-from test_runner import FIRST, asked, attached, both, make_plan, merge, questions_of
+from test_runner import FIRST, asked, attached, both, kill_while_asking, make_plan, merge, questions_of
 
 # httpcore leaves the socket of a refused connection to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket.*:ResourceWarning")
@@ -137,15 +134,7 @@ def test_a_run_that_is_killed_goes_on_and_stops_at_the_same_question(tmp_path: P
         "from pathlib import Path\nfrom test_stop_early import early_plan, runner\nfrom evalsuite.arms import Arm\n"
         f"runner.run(early_plan({arms!r}, Path({str(tmp_path)!r})), Path({str(folder)!r}))"
     )
-    process = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parent, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 30
-    while not seen.exists() or FIRST + 7 not in [line["asked"][0] for line in asked(seen)]:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    below = psutil.Process(process.pid).children(recursive=True)
-    process.kill()
-    process.wait()
+    below = kill_while_asking(script, seen, FIRST + 7)
     assert not psutil.wait_procs(below, timeout=10)[1]
     assert counts(folder) == [7 + (side == "candidate"), 7]
 
