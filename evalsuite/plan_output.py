@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from evalsuite import planning
-from evalsuite.planning import DISCORDANT, MARGINS, Plan
+from evalsuite.planning import DISCORDANT, MARGINS, Lengths, Needed, Plan
 from evalsuite.render import text_table
 from evalsuite.wording import count
 
@@ -76,19 +76,25 @@ def _detectable(pairs: int) -> Iterator[str]:
 
 def _needed(pairs: int) -> Iterator[str]:
     yield "Questions to show a margin in 80 % of runs of arms that do not truly differ"
-    yield "(one-sided alpha 0.05; 0.025 is that of the verdict's 95 % interval; equivalence: two tests at 0.05)"
-    yield f"(stop early: simulated, error some 3 %; samples of each of {count(pairs, 'question')}: at least)"
-    head = ("margin", "discordance", "Nam/Liu", "exact", "Nam/Liu 0.025", "equivalence", "stop early median", "80 %")
-    rows = [
-        (
-            _percent(row.margin),
-            _percent(row.discordance),
-            *(str(n) for n in (row.formula, row.exact, row.formula_95, row.equivalence)),
-            *(str(n) for n in (row.early_stop.median, row.early_stop.in_80_percent, row.samples)),
-        )
-        for row in planning.needed(pairs=pairs, margins=SHOWN_MARGINS)
-    ]
-    yield from text_table([(*head, "samples"), *rows])
+    yield "(one-sided alpha 0.05; 5 looks: planned, O'Brien-Fleming; equivalence: two tests at 0.05;"
+    yield f"stop early: simulated, error some 3 %; samples of each of {count(pairs, 'question')}: at least)"
+    needed = planning.needed(pairs=pairs, margins=SHOWN_MARGINS)
+    head = ("margin", "discordance", "Nam/Liu", "5 looks most", "mean", "stop early median", "80 %")
+    yield from text_table(
+        [
+            (*head, "exact", "equivalence", "samples"),
+            *((*_lengths(row, row.at_05), *map(str, (row.exact, row.equivalence, row.samples))) for row in needed),
+        ]
+    )
+    yield ""
+    yield "The same at one-sided alpha 0.025, that of the verdict's 95 % interval"
+    yield from text_table([head, *(_lengths(row, row.at_025) for row in needed)])
+
+
+def _lengths(row: Needed, lengths: Lengths) -> tuple[str, ...]:
+    looks, stop = lengths.looks, lengths.early_stop
+    numbers = (lengths.formula, looks.most, round(looks.mean), stop.median, stop.in_80_percent)
+    return _percent(row.margin), _percent(row.discordance), *map(str, numbers)
 
 
 def _provable(pairs: int) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """What a run can show before it is run: pure functions behind `evalsuite plan`."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -60,22 +61,32 @@ class Detectable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Questions at one one-sided alpha, by how often the run is looked at."""
+
+    formula: int
+    """Once, at the end: Nam and Liu's formula."""
+    looks: statistics.GroupSequential
+    """After five planned parts."""
+    early_stop: statistics.Stopping
+    """After every question, with --stop-early."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Needed:
     """Questions to show a margin in 80 % of runs of arms that do not truly differ."""
 
     margin: float
     discordance: float
-    formula: int
-    """Nam and Liu's formula, one-sided alpha 0.05."""
+    at_05: Lengths
+    at_025: Lengths
+    """This alpha matches the 95 % interval of the verdict."""
     exact: int
-    """By enumeration, one-sided alpha 0.05."""
-    formula_95: int
-    """The formula, one-sided alpha 0.025, which matches the 95 % interval of the verdict."""
+    """By enumeration, one look, one-sided alpha 0.05."""
     equivalence: int
     """The formula for two one-sided tests, alpha 0.05 each."""
     samples: int
-    """Samples of each question at hand that make up `formula`, see `Plan.samples_needed`."""
-    early_stop: statistics.Stopping
+    """Samples of each question at hand that make up `at_05.formula`, see `Plan.samples_needed`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,24 +212,30 @@ def needed(
     *, pairs: int, margins: Sequence[float] = (0.01, 0.02, 0.03, 0.05), discordances: Sequence[float] = DISCORDANCES
 ) -> tuple[Needed, ...]:
     """Return the questions needed for each margin and discordance, and the samples of `pairs` questions instead."""
+
+    def lengths(margin: float, discordance: float, alpha: float) -> Lengths:
+        return Lengths(
+            formula=math.ceil(statistics.nam_liu_pairs(margin=margin, discordance=discordance, alpha=alpha)),
+            looks=statistics.group_sequential(margin=margin, discordance=discordance, alpha=alpha),
+            early_stop=statistics.stopping(pairs=pairs, margin=margin, discordance=discordance, alpha=alpha),
+        )
+
     rows = []
-    for margin in margins:
-        for discordance in discordances:
-            formula = math.ceil(statistics.nam_liu_pairs(margin=margin, discordance=discordance, alpha=0.05))
-            rows.append(
-                Needed(
-                    margin=margin,
-                    discordance=discordance,
-                    formula=formula,
-                    exact=statistics.pairs_to_prove(margin=margin, discordance=discordance, alpha=0.05),
-                    formula_95=math.ceil(statistics.nam_liu_pairs(margin=margin, discordance=discordance)),
-                    equivalence=math.ceil(
-                        statistics.nam_liu_pairs(margin=margin, discordance=discordance, alpha=0.05, power=0.9)
-                    ),
-                    samples=math.ceil(formula / pairs),
-                    early_stop=statistics.stopping(pairs=pairs, margin=margin, discordance=discordance),
-                )
+    for margin, discordance in itertools.product(margins, discordances):
+        at_05 = lengths(margin, discordance, 0.05)
+        rows.append(
+            Needed(
+                margin=margin,
+                discordance=discordance,
+                at_05=at_05,
+                at_025=lengths(margin, discordance, 0.025),
+                exact=statistics.pairs_to_prove(margin=margin, discordance=discordance, alpha=0.05),
+                equivalence=math.ceil(
+                    statistics.nam_liu_pairs(margin=margin, discordance=discordance, alpha=0.05, power=0.9)
+                ),
+                samples=math.ceil(at_05.formula / pairs),
             )
+        )
     return tuple(rows)
 
 

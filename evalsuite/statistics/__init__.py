@@ -43,6 +43,8 @@ from ._power import (
     smallest_detectable_loss,
     smallest_provable_margin,
 )
+from ._ratio import Ratio, ratio_of_totals
+from ._sequential import GroupSequential, group_sequential
 from ._stopping import Stopping, stopping
 from ._tango import Interval, tango_interval, tango_score
 from ._tasks import Stratified, holm, pooled, stratified_interval, stratified_score
@@ -55,9 +57,11 @@ __all__ = [
     "Equivalence",
     "Errored",
     "Evidence",
+    "GroupSequential",
     "Interval",
     "McNemar",
     "NonInferiority",
+    "Ratio",
     "Stopping",
     "Stratified",
     "Test",
@@ -69,6 +73,7 @@ __all__ = [
     "equivalence",
     "exact_mcnemar_p",
     "exact_noninferiority_p",
+    "group_sequential",
     "holm",
     "intention_to_treat",
     "loss_wealth",
@@ -87,6 +92,7 @@ __all__ = [
     "questions_needed",
     "rao_scott",
     "rao_scott_clusters",
+    "ratio_of_totals",
     "regression_power",
     "smallest_detectable_loss",
     "smallest_margin",

@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 # questions for the discordances of deterministic decoding (5 to 25 %) and the losses that 198 questions can show.
 PRIOR_DISCORDANCE = 0.15
 PRIOR_QUESTIONS = 40
-_PRIOR_EXCESS = 0.08
+PRIOR_EXCESS = 0.08
 MOST_STAKED = 0.999
 """Share of wealth that a bet against "the loss is at least the margin" may put at risk."""
+MOST_STAKED_ON_A_LOSS = 0.9
+"""The same for a bet on a loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +122,9 @@ def loss_wealth(outcomes: Iterable[float], *, beyond: float = 0.0) -> Iterator[f
     if not 0 <= beyond < 1:
         raise ValueError(f"beyond must be at least 0 and below 1, found {beyond!r}")
     wealth = 0.0
-    excess, weight = _PRIOR_EXCESS * PRIOR_QUESTIONS, PRIOR_QUESTIONS
+    excess, weight = PRIOR_EXCESS * PRIOR_QUESTIONS, PRIOR_QUESTIONS
     for outcome, discordance in _with_discordance(outcomes):
-        bet = min(max(excess, 0.0) / weight / discordance, 0.9 / (1 + beyond))
+        bet = min(max(excess, 0.0) / weight / discordance, MOST_STAKED_ON_A_LOSS / (1 + beyond))
         wealth += math.log1p(-bet * (outcome + beyond))
         excess -= outcome + beyond
         weight += 1
