@@ -16,6 +16,9 @@ from evalsuite.errors import UserError
 TOKEN = "token_id:"
 """How vLLM names a token when asked to name tokens by id."""
 
+FORCED = "evalsuite_forced"
+"""Argument of a request that names the tokens to generate, see `forced`, which runs in the server."""
+
 NO_REUSE = httpx.Limits(max_keepalive_connections=0)
 """A connection a request: a kept one may be closed by the server at the moment it is used again."""
 
@@ -113,6 +116,45 @@ class Endpoint:
         except (httpx.HTTPError, *_MALFORMED) as error:
             raise RequestFailed(f"{type(error).__name__}: {error}") from error
 
+    def force(self, prompt: Prompt, tokens: Sequence[int], *, top: int) -> dict[str, Any]:
+        """Make a server with `forced.ForcedTokens` generate `tokens`; return the fields of a `records.Forced`.
+
+        Raises RequestFailed where it did not, or named fewer than `top` tokens at a step.
+        """
+        body = {
+            "model": self.model,
+            "prompt": list(prompt.token_ids or ()),
+            "max_tokens": len(tokens),
+            "temperature": 0,
+            "ignore_eos": True,
+            "logprobs": top,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "vllm_xargs": {FORCED: ",".join(map(str, tokens))},
+        }
+        try:
+            reply = self.client.post("/v1/completions", json=body)
+            if reply.status_code != 200:
+                raise RequestFailed(
+                    f"HTTP {reply.status_code}: {reply.text[:500]}", final=reply.status_code in _REFUSED
+                )
+            data = reply.json()
+            choice, prompt_tokens = data["choices"][0], int(data["usage"]["prompt_tokens"])
+            leading = [_leading(step, top) for step in choice["logprobs"]["top_logprobs"]]
+            generated = tuple(choice["token_ids"])
+        except (httpx.HTTPError, *_MALFORMED) as error:
+            raise RequestFailed(f"{type(error).__name__}: {error}") from error
+        if generated != tuple(tokens):
+            raise RequestFailed("it generated other tokens than it was made to", final=True)
+        if any(len(step) != top for step in leading):
+            raise RequestFailed(f"it named fewer than the {top} most probable tokens asked for", final=True)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "token_ids": generated,
+            "top_ids": tuple(tuple(token for token, _ in step) for step in leading),
+            "top_logprobs": tuple(tuple(value for _, value in step) for step in leading),
+        }
+
     def _request(self, prompt: Prompt, sampling: Sampling, seed: int) -> tuple[str, dict[str, Any]]:
         body: dict[str, Any] = {
             "model": self.model,
@@ -196,6 +238,14 @@ def _take_step(stream: _Stream, token: str, logprob: float | None, leading: _Lea
     stream.logprobs.append(logprob)
     stream.runner_up_ids.append(int(runner_up.removeprefix(TOKEN)))
     stream.runner_up_logprobs.append(value)
+
+
+def _leading(step: _Leading, top: int) -> list[tuple[int, float | None]]:
+    """Return the `top` most probable tokens of a step; servers add the chosen one where it is not among them."""
+    numbers = {int(token.removeprefix(TOKEN)): value for token, value in step.items()}
+    known = {token: value if value is not None and math.isfinite(value) else None for token, value in numbers.items()}
+    ranked = sorted(known.items(), key=lambda item: -math.inf if item[1] is None else item[1], reverse=True)
+    return ranked[:top]
 
 
 def _numbers(values: Sequence[float | None]) -> tuple[float, ...] | None:

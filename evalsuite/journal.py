@@ -9,9 +9,11 @@ A line is complete when it ends in a newline. A crash can leave one unfinished l
 append, and its question is asked again.
 """
 
+import fcntl
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +22,7 @@ from evalsuite.errors import UserError
 from evalsuite.records import (
     ARMS,
     SCHEMA,
+    Forced,
     Question,
     Response,
     check_types,
@@ -30,6 +33,7 @@ from evalsuite.records import (
 
 T = TypeVar("T")
 
+_UNPLANNED = ("environment.git_commit", "environment.git_dirty")  # what may differ when a run is resumed
 
 _NONE = type(None)
 _ARM = {"name": (str,), "kernel": (str, _NONE), "backend": (str, _NONE), "model_sha256": (str, _NONE)}
@@ -81,18 +85,26 @@ def read_responses(path: Path) -> list[Response]:
     return list(read_lines(path, response_from_json)) if path.exists() else []
 
 
-def load_meta(path: Path) -> dict[str, Any]:
-    """Return run.json of the run directory `path`. Raises UserError where that is no run directory."""
-    file = path / "run.json"
+def read_plan(file: Path) -> dict[str, Any]:
+    """Return what a run.json or force.json holds. Raises UserError where it is absent or none of this schema."""
     try:
         meta = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"{path} is no run directory (run.json: {error.strerror}); expected one of `run`") from error
+        raise UserError(
+            f"{file.parent} is no run directory ({file.name}: {error.strerror}); expected one of `run`"
+        ) from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} is not JSON ({error}); expected the file that `evalsuite run` wrote") from error
+        raise UserError(f"{file} is not JSON ({error}); expected the file that evalsuite wrote") from error
     if not isinstance(meta, dict) or meta.get("schema") != SCHEMA:
         found = meta.get("schema") if isinstance(meta, dict) else type(meta).__name__
         raise UserError(f"{file} has schema {found!r}, expected {SCHEMA}; read it with the evalsuite that wrote it")
+    return meta
+
+
+def load_meta(path: Path) -> dict[str, Any]:
+    """Return run.json of the run directory `path`. Raises UserError where that is no run directory."""
+    file = path / "run.json"
+    meta = read_plan(file)
     try:
         for path_in_file, types in _META.items():
             part = meta
@@ -131,6 +143,51 @@ def check_mixed(file: Path, questions: Iterable[Question], responses: Iterable[R
         if key in seen:
             raise UserError(f"{file}: question {response.question!r}, sample {response.sample} is answered twice")
         seen.add(key)
+
+
+@contextmanager
+def open_folder(folder: Path, *, name: str, meta: Mapping[str, Any], mend: str) -> Iterator[None]:
+    """Create a folder whose plan is the file `name` or check that it is this plan's, and hold it for this process.
+
+    Raises UserError otherwise, whose line ends with `mend`.
+    """
+    lock = None
+    try:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = os.open(folder, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _write_plan(folder, name, meta, mend)
+        except BlockingIOError as error:
+            raise UserError(f"{folder} is being written by another evalsuite; wait for it, or {mend}") from error
+        except OSError as error:
+            raise UserError(f"{folder} cannot be written ({error.strerror}); {mend}") from error
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _write_plan(folder: Path, name: str, meta: Mapping[str, Any], mend: str) -> None:
+    if not (folder / name).exists():
+        if any(file.name != f"{name}.part" for file in folder.iterdir()):  # such a part is left by a crash
+            raise UserError(f"{folder} holds other files and no {name}; {mend}")
+        write_once(folder / name, dump(meta) + "\n")
+    differing = list(_differences(read_plan(folder / name), meta))
+    if differing:
+        field, old, new = differing[0]
+        raise UserError(
+            f"{folder} belongs to another plan: {field} is {old!r} there and {new!r} now ({len(differing)} field(s) "
+            f"differ); {mend}"
+        )
+
+
+def _differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in sorted({*old, *new}):
+            yield from _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+    elif old != new and path not in _UNPLANNED:
+        yield path, old, new
 
 
 def write_once(path: Path, text: str) -> None:
@@ -175,7 +232,7 @@ class Journal:
         except OSError as error:
             raise UserError(f"{path} cannot be written ({error.strerror}); expected a file of evalsuite") from error
 
-    def append(self, response: Response) -> None:
+    def append(self, response: Response | Forced) -> None:
         """Write one response and wait until the disk has it. Raises UserError when it has no room."""
         line = (dump(to_json(response)) + "\n").encode()
         start = self._file.seek(0, os.SEEK_END)

@@ -55,6 +55,22 @@ class Response:
     error: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forced:
+    """What an arm's distribution was at each token of a response that it was made to generate, see `force`."""
+
+    question: str
+    sample: int
+    prompt_tokens: int
+    token_ids: tuple[int, ...]
+    """The tokens it was made to generate: the baseline's response. The first follows from the prefill alone."""
+    top_ids: tuple[tuple[int, ...], ...]
+    """At each of them, the most probable tokens before anything was forced, the first of them first."""
+    top_logprobs: tuple[tuple[float | None, ...], ...]
+    """Natural log of their probabilities; None for what is no finite number."""
+    receipt: Mapping[str, Any]
+
+
 _NUMBER, _NONE = (int, float), type(None)
 _QUESTION = dict.fromkeys(("id", "task", "target", "prompt_sha256", "cluster"), (str,)) | {"scoring": (dict,)}
 _RESPONSE: Mapping[str, tuple[type, ...]] = {
@@ -76,6 +92,15 @@ _RESPONSE: Mapping[str, tuple[type, ...]] = {
     "session": (int,),
     "error": (str, _NONE),
 }
+_FORCED: Mapping[str, tuple[type, ...]] = {
+    "question": (str,),
+    "sample": (int,),
+    "prompt_tokens": (int,),
+    "token_ids": (list,),
+    "top_ids": (list,),
+    "top_logprobs": (list,),
+    "receipt": (dict,),
+}
 _LISTS = ("token_ids", "logprobs", "runner_up_ids", "runner_up_logprobs")
 _KINDS: Mapping[str, Mapping[str, type]] = {
     "mcq": {"options": int},
@@ -86,9 +111,9 @@ _KINDS: Mapping[str, Mapping[str, type]] = {
 }
 
 
-def to_json(record: Question | Response) -> dict[str, Any]:
+def to_json(record: Question | Response | Forced) -> dict[str, Any]:
     """Return the record as a JSON-ready dictionary."""
-    names = _QUESTION if isinstance(record, Question) else _RESPONSE
+    names = _QUESTION if isinstance(record, Question) else _FORCED if isinstance(record, Forced) else _RESPONSE
     return {name: getattr(record, name) for name in names}  # asdict would copy every token
 
 
@@ -122,3 +147,17 @@ def response_from_json(data: Any) -> Response:
         if values[name] is not None:
             values[name] = tuple(values[name])
     return Response(**values)
+
+
+def forced_from_json(data: Any) -> Forced:
+    """Return the record stored as `data`. Raises KeyError for a missing field and TypeError for a wrong one."""
+    values = check_types(data, _FORCED)
+    steps = {len(values[name]) for name in ("token_ids", "top_ids", "top_logprobs")}
+    if len(steps) != 1 or any(
+        map(lambda ids, logprobs: len(ids) != len(logprobs), values["top_ids"], values["top_logprobs"])
+    ):
+        raise TypeError("token_ids, top_ids and top_logprobs differ in length")
+    values["token_ids"] = tuple(values["token_ids"])
+    for name in ("top_ids", "top_logprobs"):
+        values[name] = tuple(map(tuple, values[name]))
+    return Forced(**values)

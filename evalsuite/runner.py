@@ -1,8 +1,6 @@
 """Ask both arms the same questions, one request at a time, and keep every response."""
 
-import fcntl
 import hashlib
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -25,8 +23,6 @@ Serve = Callable[[], AbstractContextManager[Ask]]
 
 ATTEMPTS = 3
 """Times a question is asked before an error is recorded in its place."""
-
-_UNPLANNED = ("environment.git_commit", "environment.git_dirty")  # what may differ when a run is resumed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,45 +168,11 @@ def default_folder(plan: Plan) -> Path:
 @contextmanager
 def open_run(plan: Plan, folder: Path) -> Iterator[None]:
     """Create the run directory or check that it is this plan's, and hold it for this process alone."""
-    lock = None
-    try:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = os.open(folder, os.O_RDONLY)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _write_plan(plan, folder)
-        except BlockingIOError as error:
-            raise UserError(f"{folder} is being written by another evalsuite; wait for it, or name another") from error
-        except OSError as error:
-            raise UserError(f"{folder} cannot be written ({error.strerror}); name another with --run") from error
+    mend = "name another directory with --run"
+    with journal.open_folder(folder, name="run.json", meta=plan.meta, mend=mend):
+        if not (folder / "questions.jsonl").exists():
+            journal.write_questions(folder / "questions.jsonl", plan.questions)
         yield
-    finally:
-        if lock is not None:
-            os.close(lock)
-
-
-def _write_plan(plan: Plan, folder: Path) -> None:
-    if not (folder / "run.json").exists():
-        if any(file.name != "run.json.part" for file in folder.iterdir()):  # such a part is left by a crash
-            raise UserError(f"{folder} holds other files and no run.json; name a new or empty directory")
-        journal.write_once(folder / "run.json", journal.dump(plan.meta) + "\n")
-    differing = list(_differences(journal.load_meta(folder), plan.meta))
-    if differing:
-        field, old, new = differing[0]
-        raise UserError(
-            f"{folder} belongs to another plan: {field} is {old!r} there and {new!r} now ({len(differing)} "
-            "field(s) differ); name another directory with --run"
-        )
-    if not (folder / "questions.jsonl").exists():
-        journal.write_questions(folder / "questions.jsonl", plan.questions)
-
-
-def _differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for key in sorted({*old, *new}):
-            yield from _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
-    elif old != new and path not in _UNPLANNED:
-        yield path, old, new
 
 
 def run(plan: Plan, folder: Path) -> None:

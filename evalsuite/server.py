@@ -54,7 +54,11 @@ def environment(arm: Arm) -> dict[str, str]:
     return {**inherited, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", **arm.env}
 
 
-class OutOfMemory(UserError):
+class NotStarted(UserError):
+    """A server did not start, or does not run what its arm names."""
+
+
+class OutOfMemory(NotStarted):
     """A server found no memory to start in."""
 
 
@@ -112,10 +116,10 @@ class Server:
         while True:
             waited = time.monotonic() - start
             if not self.alive():
-                kind = OutOfMemory if any(map(_NO_MEMORY.search, self._errors())) else UserError
+                kind = OutOfMemory if any(map(_NO_MEMORY.search, self._errors())) else NotStarted
                 raise kind(f"arm {self.arm.name}: its server ended while starting; {self.hint()}")
             if waited > seconds:
-                raise UserError(f"arm {self.arm.name}: its server is not healthy after {seconds:.0f} s; {self.hint()}")
+                raise NotStarted(f"arm {self.arm.name}: its server is not healthy after {seconds:.0f} s; {self.hint()}")
             self.announce(f"{self.arm.name}: starting its server, {waited:.0f} s")
             with suppress(httpx.HTTPError):
                 if self._listens() and client.get("/health", timeout=2).status_code == 200:
@@ -139,7 +143,7 @@ class Server:
         ):
             seen = sorted(found[key]) if key == "backend_names" else [found[key]]
             if expected is not None and seen != [expected]:
-                raise UserError(
+                raise NotStarted(
                     f"arm {self.arm.name}: its layers run {key} {seen}, expected {expected!r}; nothing was asked; "
                     f"see {self.log}"
                 )

@@ -7,23 +7,34 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = {"evalsuite": "evalsuite", "evalsuite_attention": "attention", "evalsuite_tasks": "tasks"}
+FOLDERS = {
+    "evalsuite": "evalsuite",
+    "evalsuite_attention": "attention",
+    "evalsuite_performance": "performance",
+    "evalsuite_tasks": "tasks",
+}
 TABLE = """
 evalsuite/:
 evalsuite/__main__: cli
 evalsuite/arms: errors
 evalsuite/checkpoint: errors progress
-evalsuite/cli: arms doctor errors gate gate_output journal plan_output planning policy progress report runner samples \
-    ship sides tasks
+evalsuite/cli: commands errors
 evalsuite/client: errors
+evalsuite/commands: arms doctor errors force force_output gate gate_output journal plan_output planning policy progress \
+    report runner samples ship sides tasks
 evalsuite/comparison: divergence early journal pairing receipts records statistics validity
 evalsuite/divergence: journal pairing records
 evalsuite/divergence_output: divergence pairing records wording
 evalsuite/doctor: checkpoint environment
+evalsuite/drift: records statistics verdict
 evalsuite/early: journal pairing records statistics
 evalsuite/environment:
 evalsuite/errors:
 evalsuite/extraction: values
+evalsuite/force: arms checkpoint client environment errors journal progress prompts receipts records report runner \
+    server tasks verdict
+evalsuite/force_output: drift errors force journal progress receipts records render report verdict wording
+evalsuite/forced: client
 evalsuite/gate: comparison errors journal policy records report ship statistics verdict wording
 evalsuite/gate_output: errors gate journal records render report verdict wording
 evalsuite/guard:
@@ -61,6 +72,7 @@ attention/plugin:
 attention/receipt:
 attention/reference:
 attention/segments:
+performance/:
 tasks/:
 tasks/capitals: common evalsuite/errors
 tasks/common: evalsuite/errors evalsuite/scoring
@@ -116,7 +128,8 @@ def test_evalsuite_and_attention_never_import_each_other() -> None:
 
 
 def test_heavy_packages_are_imported_within_functions_only() -> None:
-    for file in FILES["evalsuite"]:
+    in_the_server = ROOT / "evalsuite" / "forced.py"  # vLLM imports it, and nobody else
+    for file in set(FILES["evalsuite"]) - {in_the_server}:
         for statement in ast.parse(file.read_text()).body:
             if not isinstance(statement, ast.FunctionDef | ast.ClassDef):
                 heavy = {name.partition(".")[0] for name in imported(statement, "evalsuite")} & HEAVY

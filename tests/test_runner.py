@@ -319,7 +319,7 @@ def test_a_start_that_a_crash_cut_short_is_started_again(tmp_path: Path) -> None
 def test_a_place_that_cannot_be_written_is_one_clear_line(tmp_path: Path, place: str) -> None:
     plan = make_plan({}, tmp_path)
     with (
-        pytest.raises(UserError, match=r"cannot be written .*name another with --run"),
+        pytest.raises(UserError, match=r"cannot be written .*name another directory with --run"),
         runner.open_run(plan, Path(place)),
     ):
         pass

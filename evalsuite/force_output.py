@@ -1,0 +1,270 @@
+"""What forced decoding showed: derived from the evidence in RUN/forced, written beside it as text, JSON and plot."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from math import nan
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from evalsuite import drift, force, journal
+from evalsuite.drift import Drift, Judgement, Step
+from evalsuite.errors import UserError
+from evalsuite.journal import Run
+from evalsuite.progress import say
+from evalsuite.receipts import find_faults
+from evalsuite.records import SCHEMA, Forced, Response
+from evalsuite.render import markdown_table, text_table
+from evalsuite.report import rounded
+from evalsuite.verdict import EXIT, Verdict
+from evalsuite.wording import count
+
+Rows = list[tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForceReport:
+    """What the forced decoding of a run shows, before it is written in any form."""
+
+    meta: Mapping[str, Any]
+    """force.json."""
+    drifts: Mapping[str, Drift]
+    """By role, each against the baseline; only right kernels with all their evidence."""
+    missing: tuple[str, ...]
+    """Right kernels without all their evidence: they did not start, say."""
+    judgement: Judgement
+
+    @property
+    def headline(self) -> str:
+        """One line that starts with the verdict."""
+        arm, found = self.meta["arms"]["candidate"]["name"], self.judgement
+        line = f"{found.verdict.value}: {arm} forced through {count(self.meta['tokens'], 'token')}: {found.reason}"
+        if found.ratio is None:
+            return line
+        return (
+            f"{line} (total variation {found.ratio.ratio:.2f} times that of {found.widest}, 95 % interval "
+            f"{found.ratio.low:.2f} to {found.ratio.high:.2f}, at most {drift.TOLERANCE:g} allowed)"
+        )
+
+    @property
+    def exit_code(self) -> int:
+        """What the process that prints this ends with."""
+        return EXIT[self.judgement.verdict]
+
+
+def derive(run: Run) -> ForceReport:
+    """Return what the evidence in the run's folder `forced` shows. Raises UserError where it is missing or foreign."""
+    folder = run.path / force.FOLDER
+    meta = journal.read_plan(folder / "force.json")
+    evidence = {role: force.read_forced(folder / f"{role}.jsonl") for role in meta["arms"]}
+    missing = [role for role, found in evidence.items() if role.startswith("right-") and len(found) < meta["responses"]]
+    evidence = {role: found for role, found in evidence.items() if role not in missing}
+    problems = list(_find_problems(run, meta, evidence))
+    drifts = {}
+    if not problems:
+        drifts = {
+            role: drift.compare(evidence["baseline"], found, name=meta["arms"][role]["name"])
+            for role, found in evidence.items()
+            if role != "baseline"
+        }
+        right = [found for role, found in drifts.items() if role.startswith("right-")]
+        judgement = drift.judge(drifts["candidate"], right)
+    else:
+        unknown: dict[str, Any] = {field.name: None for field in fields(Judgement)}
+        judgement = Judgement(**{**unknown, "verdict": Verdict.INVALID, "reason": problems[0]})
+    return ForceReport(meta=meta, drifts=drifts, missing=tuple(missing), judgement=judgement)
+
+
+def _find_problems(run: Run, meta: Mapping[str, Any], evidence: Mapping[str, Sequence[Forced]]) -> Iterator[str]:
+    """Yield why the evidence shows nothing: it is another run's, incomplete, or no receipt proves it."""
+    if hashlib.sha256((run.path / "baseline.jsonl").read_bytes()).hexdigest() != meta["baseline_sha256"]:
+        yield "baseline.jsonl is not the one whose tokens were forced"
+    recorded = {(response.question, response.sample): response.token_ids for response in run.responses["baseline"]}
+    for role, found in evidence.items():
+        keys = [(forced.question, forced.sample) for forced in found]
+        if len(set(keys)) != meta["responses"] or len(keys) != len(set(keys)):
+            yield (
+                f"{role} has {len(keys)} of {meta['responses']} responses; give the same `force` command again to ask "
+                "what is left"
+            )
+        if any(recorded.get(key) != forced.token_ids for key, forced in zip(keys, found, strict=True)):
+            yield f"{role} was made to generate other tokens than the baseline's"
+        arm = meta["arms"][role]
+        faults = find_faults([_as_response(forced) for forced in found], arm, (meta["attention"] or {}).get("sha256"))
+        if faults:
+            yield f"{role}: {len(faults)} receipts do not show the arm's own kernel; the first: {faults[0][1]}"
+
+
+def _as_response(forced: Forced) -> Response:
+    unknown: dict[str, Any] = {field.name: None for field in fields(Response)}
+    known = {"question": forced.question, "sample": forced.sample, "prompt_tokens": forced.prompt_tokens,
+             "tokens": len(forced.token_ids), "receipt": forced.receipt}  # fmt: skip
+    return Response(**{**unknown, **known})
+
+
+def write(run: Run, report: ForceReport) -> None:
+    """Write drift.json, drift.md and, with matplotlib, drift.svg into the folder of the evidence."""
+    folder = run.path / force.FOLDER
+    try:
+        journal.write_once(folder / "drift.json", render_json(report))
+        journal.write_once(folder / "drift.md", render_markdown(report))
+        if report.drifts:
+            _plot(report, folder / "drift.svg")
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written ({error.strerror}); make room or mend rights") from error
+
+
+def render_text(report: ForceReport) -> str:
+    """Return the tables and the verdict for a terminal."""
+    lines = [line for title, rows in _tables(report) for line in (title, *text_table(rows), "")]
+    return "\n".join([*lines, *_notes(report), report.headline, f"exit code {report.exit_code}"])
+
+
+def render_markdown(report: ForceReport) -> str:
+    """Return drift.md; its first line is the verdict."""
+    blocks = [f"# {report.headline}", *_notes(report)]
+    for title, rows in _tables(report):
+        blocks += [f"## {title}", markdown_table(rows)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _notes(report: ForceReport) -> Iterator[str]:
+    for role in report.missing:
+        yield f"{role} is left out: it has no complete evidence."
+    if not report.drifts:
+        return
+    again = report.drifts["again"]
+    differing = sum(step.total_variation > 0 for step in again.steps)
+    yield (
+        f"The baseline repeats itself exactly in all {count(len(again.steps), 'decode step')}."
+        if not differing
+        else f"The baseline does not repeat itself: {differing} of {len(again.steps)} decode steps differ, by a mean "
+        f"total variation of {_number(again.mean)}. At one request at a time that is a finding: its kernels sum in an "
+        "order that changes from run to run."
+    )
+    if report.judgement.spikes:
+        yield (
+            f"The candidate lies beyond {drift.TOLERANCE:g} times the farthest step of any right kernel in "
+            f"{count(report.judgement.spikes, 'step')}; {drift.SPIKES} would fail it."
+        )
+
+
+def _tables(report: ForceReport) -> Iterator[tuple[str, Rows]]:
+    head = ("arm", "steps", "total variation, mean", "upper bound", "largest", "KL, mean", "same first choice",
+            "first token (prefill)")  # fmt: skip
+    rows: Rows = [head]
+    for role, found in report.drifts.items():
+        prefill = max((step.total_variation for step in found.prefill.values()), default=0.0)
+        rows.append((_label(role, found), *_figures(found.steps), _number(prefill)))
+    if report.drifts:
+        yield "Distance from the baseline, decode steps", rows
+        lengths = sorted({length for found in report.drifts.values() for length in drift.by_length(found)})
+        table: Rows = [("arm", *(f"{start} to {stop - 1}" for start, stop in lengths))]
+        for role, found in report.drifts.items():
+            steps = drift.by_length(found)
+            cells = (_mean(steps.get(length, []), "total_variation") for length in lengths)
+            table.append((_label(role, found), *cells))
+        yield "Total variation by KV length", table
+
+
+def _label(role: str, found: Drift) -> str:
+    return f"{role} ({found.name})" if not role.startswith("right-") else role.replace("right-", "right: ")
+
+
+def _figures(steps: Sequence[Step]) -> tuple[str, ...]:
+    same = fmean(step.same_top for step in steps) if steps else nan
+    return (
+        str(len(steps)),
+        _mean(steps, "total_variation"),
+        _mean(steps, "total_variation_most"),
+        _number(max((step.total_variation for step in steps), default=0.0)),
+        _mean(steps, "kl"),
+        f"{same:.1%}",
+    )
+
+
+def _mean(steps: Sequence[Step], name: str) -> str:
+    return _number(fmean(getattr(step, name) for step in steps)) if steps else "-"
+
+
+def _number(value: float) -> str:
+    return "0" if value == 0 else f"{value:.2e}"
+
+
+def render_json(report: ForceReport) -> str:
+    """Return drift.json: every figure, by arm, by KV length and by response. Floats have six significant digits."""
+    found = report.judgement
+    data = {
+        "schema": SCHEMA,
+        "verdict": found.verdict.value,
+        "exit_code": report.exit_code,
+        "headline": report.headline,
+        "reason": found.reason,
+        "ratio": None if found.ratio is None else asdict(found.ratio),
+        "widest": found.widest,
+        "spikes": found.spikes,
+        "tolerance": drift.TOLERANCE,
+        "tokens": report.meta["tokens"],
+        "top": report.meta["top"],
+        "missing": list(report.missing),
+        "arms": {role: _arm_json(each) for role, each in report.drifts.items()},
+    }
+    return json.dumps(rounded(data), sort_keys=True, allow_nan=False, indent=1) + "\n"
+
+
+def _arm_json(found: Drift) -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "decode": _steps_json(found.steps),
+        "prefill": _steps_json(tuple(found.prefill.values())),
+        "by_length": [
+            {"start": start, "stop": stop, **_steps_json(steps)}
+            for (start, stop), steps in drift.by_length(found).items()
+        ],
+        "by_response": [
+            {"question": question, "sample": sample, **_steps_json(steps)}
+            for (question, sample), steps in found.decode.items()
+        ],
+    }
+
+
+def _steps_json(steps: Sequence[Step]) -> dict[str, Any]:
+    names = ("total_variation", "total_variation_most", "kl")
+    means = {name: fmean(getattr(step, name) for step in steps) if steps else None for name in names}
+    return {
+        "steps": len(steps),
+        **means,
+        "farthest": max((step.total_variation for step in steps), default=None),
+        "same_top": sum(step.same_top for step in steps),
+    }
+
+
+def _plot(report: ForceReport, file: Path) -> None:
+    """Draw total variation over KV length, and how it is distributed over steps."""
+    try:
+        import matplotlib
+    except ImportError:
+        say(f"{file.name} is not drawn: matplotlib is not installed (`pip install matplotlib`, then `report`)")
+        return
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"svg.hashsalt": "evalsuite", "svg.fonttype": "none"}):
+        figure = Figure(figsize=(11, 4), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        for role, found in report.drifts.items():
+            if not found.farthest:
+                continue  # nothing to see on a logarithmic axis
+            style = {"label": _label(role, found), "linewidth": 2.0 if role == "candidate" else 1.0}
+            steps = drift.by_length(found)
+            middle = [fmean(step.kv_length for step in each) for each in steps.values()]
+            left.plot(middle, [fmean(s.total_variation for s in each) for each in steps.values()], marker="o", **style)
+            ranked = sorted(step.total_variation for step in found.steps)
+            right.plot(ranked, [(at + 1) / len(ranked) for at in range(len(ranked))], **style)
+        left.set(xlabel="KV length", ylabel="total variation, mean of steps", yscale="log")
+        left.set_xscale("log", base=2)
+        right.set(xlabel="total variation of a step", ylabel="share of steps", xscale="log")
+        if left.lines:
+            left.legend()
+        figure.savefig(file, format="svg", metadata={"Date": None})

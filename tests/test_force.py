@@ -1,0 +1,233 @@
+"""Forced decoding: what is refused before a server starts, what makes its evidence worthless, and two real servers."""
+
+import hashlib
+import json
+import math
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalsuite import force, force_output
+from evalsuite.arms import PRESETS
+from evalsuite.cli import main
+from evalsuite.errors import UserError
+from evalsuite.journal import Run, dump, load_run
+from evalsuite.records import Forced
+from evalsuite.records import to_json as record_json
+from evalsuite.verdict import Verdict
+from made_runs import DIGEST, make_receipt, make_response, make_run, write_run
+
+RECORDED = Path(__file__).parent.parent / "results" / "cpu-capitals"
+NOISE = {"baseline": 0.0, "again": 0.0, "candidate": 0.02, "right-cpu-unsplit": 0.02}
+
+
+def make_forced_run(path: Path, noise: dict[str, float] = NOISE, **changes: Any) -> Run:
+    """Write a run of twelve pairs and its folder `forced`, where `noise` moves each role's logprobs at random."""
+    run, tokens = make_run("rr " * 12, path=path, **changes), tuple(range(30))
+    fixed: dict[str, Any] = {"prompt_tokens": 50, "tokens": 30, "token_ids": tokens}
+    both = {
+        side: tuple(make_response(question.id, side, "r", **fixed) for question in run.questions)
+        for side in ("baseline", "candidate")
+    }
+    responses = both["baseline"]
+    run = replace(run, responses=both)
+    write_run(run)
+    arms = {role: run.meta["arms"]["candidate" if role == "candidate" else "baseline"] for role in noise}
+    meta = {"schema": 1, "top": 4, "tokens": 360, "responses": 12, "arms": arms, "attention": {"sha256": DIGEST},
+            "baseline_sha256": hashlib.sha256((path / "baseline.jsonl").read_bytes()).hexdigest()}  # fmt: skip
+    (path / "forced").mkdir()
+    (path / "forced" / "force.json").write_text(dump(meta) + "\n")
+    for seed, (role, size) in enumerate(noise.items()):
+        draw = random.Random(seed)
+        lines = [
+            Forced(
+                question=response.question,
+                sample=0,
+                prompt_tokens=50,
+                token_ids=tokens,
+                top_ids=((0, 1, 2, 3),) * 30,
+                top_logprobs=tuple(
+                    tuple(math.log(p) + draw.gauss(0, size) for p in (0.5, 0.2, 0.1, 0.05)) for _ in tokens
+                ),
+                receipt=make_receipt(arms[role]["kernel"], prompt_tokens=50, tokens=30),
+            )
+            for response in responses
+        ]
+        (path / "forced" / f"{role}.jsonl").write_text("".join(dump(record_json(line)) + "\n" for line in lines))
+    return run
+
+
+def edit_line(file: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    first, rest = file.read_text().split("\n", 1)
+    data = json.loads(first)
+    edit(data)
+    file.write_text(dump(data) + "\n" + rest)
+
+
+def test_a_candidate_as_far_off_as_a_right_kernel_passes_and_all_files_are_written(tmp_path: Path) -> None:
+    run = make_forced_run(tmp_path / "run")
+    report = force_output.derive(run)
+    force_output.write(run, report)
+    assert report.judgement.verdict is Verdict.PASS
+    assert report.headline.startswith("PASS: cpu-hybrid forced through 360 tokens")
+    assert "The baseline repeats itself exactly in all 348 decode steps." in force_output.render_text(report)
+    data = json.loads((run.path / "forced" / "drift.json").read_text())
+    assert (data["verdict"], data["exit_code"], data["arms"]["again"]["decode"]["farthest"]) == ("PASS", 0, 0.0)
+    assert (run.path / "forced" / "drift.md").read_text().startswith("# PASS")
+    assert "right: cpu-unsplit" in (run.path / "forced" / "drift.svg").read_text()
+
+
+def test_verdict_text_and_exit_code_agree_for_every_verdict(tmp_path: Path) -> None:
+    noises = {"PASS": 0.02, "FAIL": 0.2, "INCONCLUSIVE": 0.04}
+    for verdict, size in noises.items():
+        run = make_forced_run(tmp_path / verdict, NOISE | {"candidate": size})
+        report = force_output.derive(run)
+        assert report.judgement.verdict.value == verdict
+        assert report.exit_code == {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}[verdict]
+        assert f"exit code {report.exit_code}" in force_output.render_text(report)
+        assert f"\n{verdict}: " in force_output.render_text(report)
+
+
+def test_a_baseline_that_does_not_repeat_itself_is_said(tmp_path: Path) -> None:
+    report = force_output.derive(make_forced_run(tmp_path / "run", NOISE | {"again": 0.001}))
+    assert "The baseline does not repeat itself: 348 of 348 decode steps differ" in force_output.render_text(report)
+
+
+def test_a_right_kernel_without_evidence_is_left_out_and_named(tmp_path: Path) -> None:
+    run = make_forced_run(tmp_path / "run")
+    (run.path / "forced" / "right-cpu-unsplit.jsonl").unlink()
+    report = force_output.derive(run)
+    assert report.judgement.verdict is Verdict.INCONCLUSIVE
+    assert "right-cpu-unsplit is left out" in force_output.render_text(report)
+
+
+@pytest.mark.parametrize(
+    ("file", "edit", "reason"),
+    [
+        ("candidate", lambda line: line["receipt"].update(split_kv=7), "candidate: 1 receipts do not show"),
+        ("candidate", lambda line: line["receipt"].update(digest="other"), "served by attention package other"),
+        ("candidate", lambda line: line["receipt"].update(fallback=30), "fell back to the stock kernel"),
+        ("again", lambda line: line["receipt"].update(split_kv=7), "again: 1 receipts do not show"),
+        ("candidate", lambda line: line.update(token_ids=[1] * 30), "made to generate other tokens"),
+        ("candidate", lambda line: line.update(question="q001"), "11 of 12|12 of 12 responses"),
+    ],
+)
+def test_evidence_that_does_not_hold_is_invalid(
+    tmp_path: Path, file: str, edit: Callable[[dict[str, Any]], object], reason: str
+) -> None:
+    run = make_forced_run(tmp_path / "run")
+    edit_line(run.path / "forced" / f"{file}.jsonl", edit)
+    report = force_output.derive(run)
+    assert (report.judgement.verdict, report.exit_code) == (Verdict.INVALID, 4)
+    assert re.search(reason, report.judgement.reason)
+
+
+def test_missing_responses_and_another_runs_evidence_are_invalid(tmp_path: Path) -> None:
+    run = make_forced_run(tmp_path / "run")
+    file = run.path / "forced" / "candidate.jsonl"
+    file.write_text(file.read_text().split("\n", 1)[1])
+    assert "11 of 12 responses" in force_output.derive(run).headline
+    other = make_forced_run(tmp_path / "other")
+    with (other.path / "baseline.jsonl").open("a") as journal:
+        journal.write("\n")
+    assert "not the one whose tokens were forced" in force_output.derive(other).headline
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{}\n", "field 'question' is missing"),
+        ('{"question":1}\n', "question is a int"),
+        ("not json\n", "not a record"),
+    ],
+)
+def test_a_foreign_line_is_named(tmp_path: Path, text: str, told: str) -> None:
+    run = make_forced_run(tmp_path / "run")
+    (run.path / "forced" / "candidate.jsonl").write_text(text)
+    with pytest.raises(UserError, match=f"candidate.jsonl, line 1: .*{told}"):
+        force_output.derive(run)
+
+
+def refusal(run: Run, **options: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        force.prepare(run, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_runs_that_cannot_be_forced_are_refused_in_one_line(tmp_path: Path) -> None:
+    run = make_forced_run(tmp_path / "run")
+    assert "another attention package than the one installed" in refusal(run)
+    arms = run.meta["arms"]
+    attached = arms | {"baseline": arms["baseline"] | {"url": "http://host:1", "kernel": None}}
+    assert "attached or imported" in refusal(replace(run, meta=run.meta | {"arms": attached}))
+    without = tuple(replace(response, token_ids=None) for response in run.responses["baseline"])
+    assert "12 responses of the baseline have no token ids" in refusal(
+        replace(run, responses=run.responses | {"baseline": without})
+    )
+    lacking = replace(run, responses=run.responses | {"candidate": ()})
+    assert "INVALID" in refusal(lacking)
+
+
+def test_a_model_or_a_question_that_is_gone_is_named(tmp_path: Path) -> None:
+    run = load_run(RECORDED)
+    arms = {side: arm | {"model_sha256": "0" * 64} for side, arm in run.meta["arms"].items()}
+    gone = replace(run, meta=run.meta | {"arms": arms})
+    assert "name its folder with --model" in refusal(gone)
+    moved = tuple(replace(question, prompt_sha256="0" * 64) for question in run.questions)
+    sha256 = hashlib.sha256(dump([record_json(question) for question in moved]).encode()).hexdigest()
+    other = replace(run, questions=moved, meta=run.meta | {"questions_sha256": sha256})
+    assert "24 of 24 questions" in refusal(other)
+    assert "runs split-KV or is attached" in refusal(run, right=["cpu-hybrid"])
+    assert "unknown arm 'nobody'" in refusal(run, right=["nobody"])
+
+
+def test_the_plan_takes_leading_responses_up_to_the_tokens_asked_for() -> None:
+    run = load_run(RECORDED)
+    plan = force.prepare(run, tokens=100)
+    assert plan.meta["tokens"] >= 100 > plan.meta["tokens"] - len(plan.responses[-1].token_ids or ())
+    assert list(plan.arms) == ["baseline", "again", "candidate", "right-cpu-unsplit"]
+    assert [response.question for response in plan.responses] == [
+        question.id for question in run.questions[: len(plan.responses)]
+    ]
+    whole = force.prepare(run)
+    assert whole.meta["responses"] == 24
+
+
+def test_wrong_usage_is_one_line_and_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["force", str(tmp_path)], ["force", str(tmp_path / "absent")]):
+        assert main(arguments) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    for arguments in (["force"], ["force", "run", "--tokens", "0"], ["force", "run", "--top", "many"]):
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_flags_that_forcing_needs_come_after_the_arms_own() -> None:
+    arm = force.serving(PRESETS["cpu"], top=5)
+    assert arm.args[: len(PRESETS["cpu"].args)] == PRESETS["cpu"].args
+    assert arm.args[-4:] == ("--logits-processors", force.PROCESSOR, "--max-logprobs", "5")
+
+
+@pytest.mark.server
+def test_real_servers_decode_the_recorded_tokens_and_the_baseline_repeats_itself(tmp_path: Path) -> None:
+    shutil.copytree(RECORDED, tmp_path / "run", ignore=shutil.ignore_patterns("forced"))
+    command = [sys.executable, "-m", "evalsuite", "force", "run", "--tokens", "90", "--jobs", "2"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode in (0, 3), done.stderr  # two responses are few for an interval
+    data = json.loads((tmp_path / "run" / "forced" / "drift.json").read_text())
+    assert data["arms"]["again"]["decode"]["farthest"] == 0.0
+    assert 0 < data["arms"]["candidate"]["decode"]["total_variation"] < 0.1
+    assert data["arms"]["candidate"]["prefill"]["farthest"] == 0.0
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)  # nothing left to ask
+    assert (again.returncode, again.stdout) == (done.returncode, done.stdout)
