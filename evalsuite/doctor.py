@@ -10,7 +10,8 @@ from pathlib import Path
 
 from evalsuite import checkpoint, environment
 
-VLLM_RANGE = ((0, 24), (0, 34))
+VLLM_RANGES = {"GPU": ((0, 24), (0, 34)), "CPU": ((0, 32), (0, 34))}
+"""First version known and first one that is not, as the attention package has them."""
 _GIB = 1 << 30
 
 
@@ -56,8 +57,9 @@ def _vllm(gpu: bool) -> Finding:
     if version is None:
         return Finding(what="vLLM", ready=False, found="not installed", mend=mend)
     numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdecimal())
-    first, end = (".".join(map(str, limit)) for limit in VLLM_RANGE)
-    ready = VLLM_RANGE[0] <= numbers < VLLM_RANGE[1]
+    limits = VLLM_RANGES["GPU" if gpu else "CPU"]
+    first, end = (".".join(map(str, limit)) for limit in limits)
+    ready = limits[0] <= numbers < limits[1]
     return Finding(what="vLLM", ready=ready, found=version, mend=f"install vLLM {first} or newer, older than {end}")
 
 
