@@ -26,6 +26,10 @@ def _whole_from_one(text: str) -> int:
     return int(text)
 
 
+def _lengths(text: str) -> tuple[int, ...]:
+    return tuple(_whole_from_one(part.strip()) for part in text.split(","))
+
+
 def _margin(text: str) -> float:
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
@@ -56,6 +60,9 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
+    # They measure with evalsuite's servers, so at module level this import would go in a circle.
+    from evalsuite_performance import capture, profile, replay, speed
+
     parser = _Parser(
         prog="evalsuite",
         description="Did making serving faster make the answers worse? Two vLLM arms, one set of questions, a verdict.",
@@ -69,6 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--budget", type=_whole_from_one, metavar="TOKENS", help="most tokens a response may generate")
     run.add_argument("--limit", type=_whole_from_one, metavar="N", help="ask the first N questions only")
     run.add_argument("--data", type=Path, metavar="FILE", help="read the task's questions from this file")
+    run.add_argument("--context", type=_lengths, metavar="N,...", help="tokens of prompt and budget, for longfacts")
     run.add_argument("--include-path", type=Path, metavar="DIR", help="folder of lm-eval task files of your own")
     run.add_argument("--baseline", metavar="NAME|URL", help="the arm released today (default: fa2, without a GPU cpu)")
     run.add_argument("--candidate", metavar="NAME|URL", help="the arm asking for release (default: hybrid, cpu-hybrid)")
@@ -132,6 +140,9 @@ def build_parser() -> argparse.ArgumentParser:
     force.add_argument("--data", type=Path, metavar="FILE", help="the file that the run's questions were read from")
     force.add_argument("--jobs", type=_whole_from_one, metavar="N", default=1, help="servers up at once (default 1)")
     force.set_defaults(call=commands.force)
+
+    for module in (replay, capture, speed, profile):
+        module.add_parser(named)
 
     doctor = named.add_parser("doctor", help="say what of the environment is ready, and what mends the rest")
     doctor.set_defaults(call=commands.doctor)

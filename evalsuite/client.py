@@ -88,7 +88,7 @@ class Endpoint:
         """
         try:
             reply = self.client.post("/collective_rpc", json={"method": method, "timeout": 60})
-            results = _json(reply)["results"]
+            results = read_json(reply)["results"]
         except (httpx.HTTPError, *_MALFORMED) as error:
             raise RequestFailed(f"{method}: {type(error).__name__}: {error}") from error
         if not results or any(result != results[0] for result in results):
@@ -110,7 +110,7 @@ class Endpoint:
                     raise RequestFailed(
                         f"HTTP {reply.status_code}: {reply.text[:500]}", final=reply.status_code in _REFUSED
                     )
-                for event in _events(reply):
+                for event in read_events(reply):
                     self._take(stream, event, chat="messages" in body)
             return _finish(stream, start, extended=self.extended)
         except (httpx.HTTPError, *_MALFORMED) as error:
@@ -193,7 +193,7 @@ class Endpoint:
                 stream.stop_reason = choice["stop_reason"]
 
 
-def _json(reply: httpx.Response) -> Any:
+def read_json(reply: httpx.Response) -> Any:
     """Return what a reply holds; ValueError for another status than 200 or for no JSON, on one line."""
     if reply.status_code != 200:
         raise ValueError(f"HTTP {reply.status_code} {' '.join(reply.text[:200].split())}".rstrip())
@@ -208,7 +208,7 @@ def _lines(reply: httpx.Response) -> Iterator[bytes]:
         yield from lines
 
 
-def _events(reply: httpx.Response) -> Iterator[Mapping[str, Any]]:
+def read_events(reply: httpx.Response) -> Iterator[Mapping[str, Any]]:
     """Yield the JSON objects of a server-sent event stream; ValueError where it ends before it says [DONE]."""
     for line in _lines(reply):
         if not line.startswith(b"data:"):
@@ -242,10 +242,13 @@ def _take_step(stream: _Stream, token: str, logprob: float | None, leading: _Lea
 
 def _leading(step: _Leading, top: int) -> list[tuple[int, float | None]]:
     """Return the `top` most probable tokens of a step; servers add the chosen one where it is not among them."""
-    numbers = {int(token.removeprefix(TOKEN)): value for token, value in step.items()}
-    known = {token: value if value is not None and math.isfinite(value) else None for token, value in numbers.items()}
-    ranked = sorted(known.items(), key=lambda item: -math.inf if item[1] is None else item[1], reverse=True)
-    return ranked[:top]
+
+    def known(value: float | None) -> float | None:
+        # Nine digits are all there is to a float32.
+        return float(f"{value:.9g}") if value is not None and math.isfinite(value) else None
+
+    found = [(int(token.removeprefix(TOKEN)), known(value)) for token, value in step.items()]
+    return sorted(found, key=lambda item: -math.inf if item[1] is None else item[1], reverse=True)[:top]
 
 
 def _numbers(values: Sequence[float | None]) -> tuple[float, ...] | None:
@@ -294,7 +297,7 @@ def attach(url: str, *, model: str | None) -> Endpoint:
     except (httpx.InvalidURL, ValueError) as error:
         raise UserError(f"{url} is no server address ({error}); expected http://HOST:PORT") from error
     try:
-        served = [str(entry["id"]) for entry in _json(client.get("/v1/models"))["data"]]
+        served = [str(entry["id"]) for entry in read_json(client.get("/v1/models"))["data"]]
         if len(served) == 1 and (model is None or Path(model).is_dir()):  # a folder is our checkpoint, not its name
             model = served[0]
         if model not in served:
@@ -316,4 +319,4 @@ def _is_extended(client: httpx.Client, model: str) -> bool:
     probe = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "logprobs": True,
              "top_logprobs": 2, "return_token_ids": True, "return_tokens_as_token_ids": True}  # fmt: skip
     reply = client.post("/v1/chat/completions", json=probe)
-    return reply.status_code not in _REFUSED and bool(_json(reply)["choices"][0].get("token_ids"))
+    return reply.status_code not in _REFUSED and bool(read_json(reply)["choices"][0].get("token_ids"))

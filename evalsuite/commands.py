@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
         limit=args.limit,
         data=args.data,
         include_path=args.include_path,
+        context=args.context,
         budget=args.budget,
         temperature=args.temperature,
         samples=args.samples,

@@ -14,6 +14,7 @@ One line a response, appended and fsynced as it arrives; the same command resume
 """
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -34,7 +35,7 @@ from evalsuite.verdict import Verdict
 FOLDER = "forced"
 TOP = 8
 """Most probable tokens that are recorded at each step."""
-PROCESSOR = "evalsuite.forced.ForcedTokens"
+PROCESSOR = "evalsuite.forced:ForcedTokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +58,16 @@ def like(baseline: Arm, other: Arm) -> Arm:
 
 def _right_kernels(baseline: Arm) -> list[Arm]:
     """Return arms that are known to be right: the baseline with others of vLLM's own kernels, none the candidate's."""
-    if baseline.backend == "CPU_ATTN":  # has one kernel, which sums the history in several parts or in one
-        env = {**baseline.env, "VLLM_CPU_ATTN_SPLIT_KV": "0"}
-        return [replace(baseline, name=f"{baseline.name}-unsplit", env=env, kernel="stock")]
+    if baseline.backend == "CPU_ATTN":
+        # It has one kernel, which sums the history in as many parts as there are threads, or in one.
+        changes = {
+            "unsplit": {"VLLM_CPU_ATTN_SPLIT_KV": "0"},
+            "all-cores": {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0))))},
+        }
+        return [
+            replace(baseline, name=f"{baseline.name}-{name}", env={**baseline.env, **env}, kernel="stock")
+            for name, env in changes.items()
+        ]
     others = ("fa2", "triton", "fa3")
     return [like(baseline, arms_module.PRESETS[name]) for name in others if name != baseline.name]
 
@@ -170,6 +178,7 @@ def _render(run: Run, folders: Sequence[Path], data: Path | None) -> dict[str, P
         data=data,
         include_path=None if folder is None else Path(folder),
         seed=planned["seed"],
+        context=planned.get("context"),
     )
     questions, rendered = prompts.render(task.questions, task.messages, folders)
     hashes = {question.id: question.prompt_sha256 for question in questions}
@@ -205,8 +214,13 @@ def measure(plan: Plan, folder: Path, *, jobs: int = 1) -> None:
         journal.open_folder(folder, name="force.json", meta=plan.meta, mend=mend),
         ThreadPoolExecutor(jobs) as pool,
     ):
-        for done in [pool.submit(_measure_role, plan, folder, role) for role in plan.arms]:
-            done.result()
+        begun = [pool.submit(_measure_role, plan, folder, role) for role in plan.arms]
+        try:
+            for each in begun:
+                each.result()
+        finally:
+            for each in begun:
+                each.cancel()  # after an error, what has not begun must not begin
 
 
 def _measure_role(plan: Plan, folder: Path, role: str) -> None:

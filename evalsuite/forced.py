@@ -1,6 +1,6 @@
 """Forced decoding inside vLLM: a logits processor that makes a request generate the tokens it names.
 
-`--logits-processors evalsuite.forced.ForcedTokens` puts it into a server; a request names its tokens in `vllm_xargs`.
+`--logits-processors evalsuite.forced:ForcedTokens` puts it into a server; a request names its tokens in `vllm_xargs`.
 Each token is then computed by a decode step of its own, as in free generation, and the logprobs that vLLM returns are
 raw: taken before any processor. A request that names no tokens is left alone.
 

@@ -37,6 +37,7 @@ class Settings:
     limit: int | None = None
     data: Path | None = None
     include_path: Path | None = None
+    context: tuple[int, ...] | None = None
     budget: int | None = None
     temperature: float = 0.0
     samples: int = 1
@@ -81,6 +82,7 @@ def prepare(settings: Settings) -> Plan:
         data=settings.data,
         include_path=settings.include_path,
         seed=settings.seed,
+        context=settings.context,
     )
     budget = settings.budget or task.budget
     all_attached = all(arm.url for arm in arms.values())
@@ -107,6 +109,7 @@ def prepare(settings: Settings) -> Plan:
             "gated": task.gated,
             "seed": settings.seed,
             "limit": settings.limit,
+            "context": None if settings.context is None else list(settings.context),
             "include_path": None if settings.include_path is None else str(settings.include_path.resolve()),
             "data": None if settings.data is None else settings.data.name,
             "data_sha256": None if settings.data is None else hashlib.sha256(settings.data.read_bytes()).hexdigest(),

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -77,13 +77,20 @@ def size_of(name: str) -> int:
 
 
 def load_task(
-    name: str, *, limit: int | None = None, data: Path | None = None, include_path: Path | None = None, seed: int = 0
+    name: str,
+    *,
+    limit: int | None = None,
+    data: Path | None = None,
+    include_path: Path | None = None,
+    seed: int = 0,
+    context: Sequence[int] | None = None,
 ) -> Task:
     """Return the first `limit` questions of a task, or its usual number.
 
     Generated tasks follow from `seed`, question by question: fewer are the beginning of more. The questions of a fixed
     set come in an order that follows from their ids and `seed`, so that a part of it is a fair sample. `lm-eval:NAME`
-    is a task of lm-eval's own, in its own order. Raises UserError for whatever is wrong with the request or the data.
+    is a task of lm-eval's own, in its own order. `context` are the lengths in tokens of prompt and budget together, for
+    tasks whose prompts can be as long as asked. Raises UserError for whatever is wrong with the request or the data.
     """
     if limit is not None and limit < 1:
         raise UserError(f"--limit is {limit}; expected at least 1")
@@ -93,12 +100,16 @@ def load_task(
     shipped = not built_in and Path(entry.yaml_path).parent == Path(harness.shipped_folder())
     if data is not None and not (shipped and entry.cfg["metadata"]["needs"] != "nothing"):
         raise UserError(f"--data does not go with {name}, which reads no file; leave it out")
+    if context is not None and not (shipped and "context" in entry.cfg["metadata"]):
+        raise UserError(f"--context does not go with {name}, whose prompts have their own length; leave it out")
     if shipped:
-        return _load_shipped(entry.cfg, limit=limit, data=data, seed=seed)
+        return _load_shipped(entry.cfg, limit=limit, data=data, seed=seed, context=context)
     return _load_foreign(manager, own, asked=name, limit=limit, seed=seed)
 
 
-def _load_shipped(config: Mapping[str, Any], *, limit: int | None, data: Path | None, seed: int) -> Task:
+def _load_shipped(
+    config: Mapping[str, Any], *, limit: int | None, data: Path | None, seed: int, context: Sequence[int] | None
+) -> Task:
     name, metadata = config["task"], config["metadata"]
     generated = "questions" in metadata
     gated = bool(metadata.get("gated"))
@@ -107,6 +118,8 @@ def _load_shipped(config: Mapping[str, Any], *, limit: int | None, data: Path | 
     options: dict[str, Any] = {"seed": seed, "data": None if data is None else str(data)}
     if generated:
         options["questions"] = limit or metadata["questions"]
+    if context is not None:
+        options["context"] = list(context)
     manager = harness.open_index(None, metadata=options)
     hint = "" if generated else "; or give the set as a file with --data"
     task = harness.build(manager, name, asked=name, shipped=True, data_hint=hint)

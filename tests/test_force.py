@@ -194,7 +194,7 @@ def test_the_plan_takes_leading_responses_up_to_the_tokens_asked_for() -> None:
     run = load_run(RECORDED)
     plan = force.prepare(run, tokens=100)
     assert plan.meta["tokens"] >= 100 > plan.meta["tokens"] - len(plan.responses[-1].token_ids or ())
-    assert list(plan.arms) == ["baseline", "again", "candidate", "right-cpu-unsplit"]
+    assert list(plan.arms) == ["baseline", "again", "candidate", "right-cpu-unsplit", "right-cpu-all-cores"]
     assert [response.question for response in plan.responses] == [
         question.id for question in run.questions[: len(plan.responses)]
     ]

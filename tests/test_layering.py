@@ -18,10 +18,10 @@ evalsuite/:
 evalsuite/__main__: cli
 evalsuite/arms: errors
 evalsuite/checkpoint: errors progress
-evalsuite/cli: commands errors
+evalsuite/cli: commands errors performance/capture performance/profile performance/replay performance/speed
 evalsuite/client: errors
-evalsuite/commands: arms doctor errors force force_output gate gate_output journal plan_output planning policy progress \
-    report runner samples ship sides tasks
+evalsuite/commands: arms doctor errors force force_output gate gate_output journal plan_output planning policy \
+    progress report runner samples ship sides tasks
 evalsuite/comparison: divergence early journal pairing receipts records statistics validity
 evalsuite/divergence: journal pairing records
 evalsuite/divergence_output: divergence pairing records wording
@@ -73,11 +73,41 @@ attention/receipt:
 attention/reference:
 attention/segments:
 performance/:
+performance/break_even:
+performance/candidate: layer_shape paged
+performance/capture: evalsuite/arms evalsuite/checkpoint evalsuite/environment evalsuite/errors evalsuite/progress \
+    layer_shape prompt_text
+performance/capture_file: evalsuite/errors layer_shape
+performance/capture_worker: attention/cpu attention/gpu capture_file
+performance/flash_kernels: candidate layer_shape paged
+performance/kernels: attention/decode attention/reference attention/segments candidate flash_kernels paged
+performance/layer_shape: evalsuite/errors
+performance/measuring: evalsuite/client evalsuite/progress evalsuite/server serving
+performance/models: evalsuite/errors
+performance/options:
+performance/paged: capture_file evalsuite/errors layer_shape
+performance/profile: evalsuite/client evalsuite/environment evalsuite/errors options profile_output profiling serving
+performance/profile_output: evalsuite/environment evalsuite/progress evalsuite/render profiling traces
+performance/profiling: evalsuite/arms evalsuite/environment evalsuite/progress evalsuite/server serving traces
+performance/prompt_text:
+performance/replay: candidate capture_file evalsuite/environment evalsuite/errors evalsuite/progress kernels \
+    layer_shape paged replay_output timing trials
+performance/replay_output: evalsuite/progress trials
+performance/serving: evalsuite/arms evalsuite/checkpoint evalsuite/client evalsuite/environment evalsuite/errors \
+    evalsuite/progress evalsuite/receipts evalsuite/records evalsuite/server models
+performance/speed: evalsuite/client evalsuite/environment evalsuite/errors evalsuite/progress measuring options \
+    serving speed_output
+performance/speed_output: break_even evalsuite/arms evalsuite/environment evalsuite/progress evalsuite/render \
+    measuring
+performance/timing:
+performance/traces:
+performance/trials: attention/reference candidate evalsuite/progress paged timing
 tasks/:
 tasks/capitals: common evalsuite/errors
 tasks/common: evalsuite/errors evalsuite/scoring
 tasks/gpqa: common
 tasks/hub: common evalsuite/errors evalsuite/values
+tasks/longfacts: common evalsuite/errors
 tasks/sums: common
 """
 HEAVY = {"vllm", "torch", "triton", "datasets", "lm_eval", "transformers", "scipy", "huggingface_hub", "reasoning_gym"}

@@ -318,7 +318,7 @@ def test_gpqa_without_a_token_is_refused_before_anything_is_fetched() -> None:
 
 def test_the_list_names_every_shipped_task_its_budget_and_what_it_needs(tmp_path: Path) -> None:
     listed = {task.name: task for task in list_tasks()}
-    assert set(listed) == {*GENERATED, "gpqa", "gsm8k", "mmlu_pro", "math500"}
+    assert set(listed) == {*GENERATED, "longfacts", "gpqa", "gsm8k", "mmlu_pro", "math500"}
     assert all(listed[name].needs == "nothing" for name in GENERATED)
     assert listed["gpqa"].needs == "hub token or --data FILE"
     assert listed["gpqa"].budget == 2048
