@@ -1,12 +1,14 @@
 # Extra arguments for every pip call, for instance an index that carries PyTorch's CPU wheels.
 PIP_ARGS ?=
+# Arguments for selftest, for instance --arms gpu.
+ARGS ?=
 PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell grep '^torch==' requirements/cpu.lock)
 CPU_PAGE := https://docs.vllm.ai/en/latest/getting_started/installation/cpu.html
 GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU && echo yes)
 
-.PHONY: help setup demo test test-gpu check bench results lock wheel clean
+.PHONY: help setup demo test test-gpu selftest check bench results lock wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -37,9 +39,13 @@ test: setup  ## all tests that need no GPU
 test-gpu:  ## the tests that need an NVIDIA GPU and vLLM's CUDA build, with the Python that has them
 	$(PYTHON) -m pytest -m gpu tests/attention
 
+selftest: setup  ## serve ten kernels with a planted fault each, and print which instrument catches which
+	$(BIN)/python selftest $(ARGS)
+
 check: setup  ## lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@mkdir -p build/typed && ln -sfn ../../performance build/typed/evalsuite_performance
 	$(BIN)/mypy
 
 bench: setup  ## measure what the instrument itself costs

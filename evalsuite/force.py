@@ -35,6 +35,7 @@ from evalsuite.verdict import Verdict
 FOLDER = "forced"
 TOP = 8
 """Most probable tokens that are recorded at each step."""
+_KV_BYTES = 4 << 30
 PROCESSOR = "evalsuite.forced:ForcedTokens"
 
 
@@ -68,13 +69,20 @@ def _right_kernels(baseline: Arm) -> list[Arm]:
             replace(baseline, name=f"{baseline.name}-{name}", env={**baseline.env, **env}, kernel="stock")
             for name, env in changes.items()
         ]
-    others = ("fa2", "triton", "fa3")
-    return [like(baseline, arms_module.PRESETS[name]) for name in others if name != baseline.name]
+    kernels = [like(baseline, arms_module.PRESETS[name]) for name in ("fa2", "triton", "fa3")]
+    own = (baseline.backend, baseline.flash_attn_version)
+    return [arm for arm in kernels if (arm.backend, arm.flash_attn_version) != own]
 
 
-def serving(arm: Arm, *, top: int) -> Arm:
-    """Return the arm with the server's flags that forced decoding needs."""
-    return replace(arm, args=(*arm.args, "--logits-processors", PROCESSOR, "--max-logprobs", str(top)))
+def serving(arm: Arm, *, top: int, jobs: int = 1) -> Arm:
+    """Return the arm with the server's flags that forced decoding needs, `jobs` servers at a time.
+
+    Several that start on one GPU at once take each other's memory for their own unless the cache's size is given.
+    """
+    share = ("--gpu-memory-utilization", f"{0.9 / jobs:.2f}", "--kv-cache-memory-bytes", str(_KV_BYTES))
+    side_by_side = share if jobs > 1 and arm.backend != "CPU_ATTN" else ()
+    needed = ("--logits-processors", PROCESSOR, "--max-logprobs", str(top))
+    return replace(arm, args=(*side_by_side, *arm.args, *needed))
 
 
 def prepare(
@@ -214,7 +222,7 @@ def measure(plan: Plan, folder: Path, *, jobs: int = 1) -> None:
         journal.open_folder(folder, name="force.json", meta=plan.meta, mend=mend),
         ThreadPoolExecutor(jobs) as pool,
     ):
-        begun = [pool.submit(_measure_role, plan, folder, role) for role in plan.arms]
+        begun = [pool.submit(_measure_role, plan, folder, role, jobs) for role in plan.arms]
         try:
             for each in begun:
                 each.result()
@@ -223,8 +231,8 @@ def measure(plan: Plan, folder: Path, *, jobs: int = 1) -> None:
                 each.cancel()  # after an error, what has not begun must not begin
 
 
-def _measure_role(plan: Plan, folder: Path, role: str) -> None:
-    file, arm = folder / f"{role}.jsonl", serving(plan.arms[role], top=plan.meta["top"])
+def _measure_role(plan: Plan, folder: Path, role: str, jobs: int) -> None:
+    file, arm = folder / f"{role}.jsonl", serving(plan.arms[role], top=plan.meta["top"], jobs=jobs)
     have = {(forced.question, forced.sample) for forced in read_forced(file)}
     todo = [response for response in plan.responses if (response.question, response.sample) not in have]
     if not todo:

@@ -27,23 +27,23 @@ def run(args: argparse.Namespace) -> int:
     from evalsuite_performance import profile_output, profiling, serving
 
     arms = serving.choose_arms(args.arm or ["hybrid" if environment.nvidia_gpu() else "cpu-hybrid"], args.arms_file)
-    found: list[profiling.Profiled] = []
     with (
         serving.open_workload(args, arms, tokens=profiling.TOKENS) as workload,
         serving.open_folder(args.out) as folder,
     ):
+        result = profile_output.Result(
+            found=[], model=f"dummy {workload.shape}" if workload.dummy else workload.checkpoint.name
+        )
         for arm in arms:
             try:
-                found += profiling.profile_arm(arm, workload, folder)
+                for profiled in profiling.profile_arm(arm, workload, folder):
+                    result.found.append(profiled)
+                    if args.out:  # at once: whatever ends the command leaves what was measured
+                        profile_output.write(result, folder)
             except serving.NotProven as fault:
                 print(f"evalsuite: INVALID: {fault}; its profile says nothing about this arm", file=sys.stderr)
                 return serving.INVALID
             except (RequestFailed, httpx.HTTPError, ValueError) as error:
                 raise UserError(f"arm {arm.name}: no profile ({error}); see the server's log in {folder}") from error
-        result = profile_output.Result(
-            found=found, model=f"dummy {workload.shape}" if workload.dummy else workload.checkpoint.name
-        )
         print(profile_output.render_text(result))
-        if args.out:
-            profile_output.write(result, folder)
     return 0

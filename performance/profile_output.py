@@ -18,7 +18,7 @@ _TOP = 6  # names shown of each family
 class Result:
     """What was profiled, and of which model."""
 
-    found: Sequence[Profiled]
+    found: list[Profiled]
     model: str
 
 

@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -45,15 +46,16 @@ def profiler_config(folder: Path) -> dict[str, object]:
     }
 
 
-def profile_arm(arm: Arm, workload: Workload, folder: Path) -> list[Profiled]:
-    """Return an arm's profile at every context.
+def profile_arm(arm: Arm, workload: Workload, folder: Path) -> Iterator[Profiled]:
+    """Yield an arm's profile at each context.
 
     Raises NotProven, RequestFailed, httpx.HTTPError, and ValueError where the server writes no usable trace.
     """
     with tempfile.TemporaryDirectory(prefix="evalsuite-trace-") as scratch:
         traced = replace(arm, args=("--profiler-config", json.dumps(profiler_config(Path(scratch))), *arm.args))
         with serving.serve_all([traced], workload, folder, whole_steps=True) as (servers, _):
-            return [_profile(servers[arm.name], workload, context, Path(scratch)) for context in workload.contexts]
+            for context in workload.contexts:
+                yield _profile(servers[arm.name], workload, context, Path(scratch))
 
 
 def _profile(server: Server, workload: Workload, context: int, scratch: Path) -> Profiled:

@@ -8,7 +8,7 @@ from evalsuite.cli import main
 
 
 def test_the_versions_are_those_of_the_attention_package() -> None:
-    assert doctor.VLLM_RANGES == {"GPU": plugin.VLLM_RANGES["cuda"], "CPU": plugin.VLLM_RANGES["cpu"]}
+    assert {"GPU": plugin.VLLM_RANGES["cuda"], "CPU": plugin.VLLM_RANGES["cpu"]} == doctor.VLLM_RANGES
 
 
 @pytest.mark.parametrize(

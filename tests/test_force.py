@@ -217,6 +217,17 @@ def test_the_flags_that_forcing_needs_come_after_the_arms_own() -> None:
     arm = force.serving(PRESETS["cpu"], top=5)
     assert arm.args[: len(PRESETS["cpu"].args)] == PRESETS["cpu"].args
     assert arm.args[-4:] == ("--logits-processors", force.PROCESSOR, "--max-logprobs", "5")
+    assert force.serving(PRESETS["cpu"], top=5, jobs=4) == arm
+    side_by_side = force.serving(PRESETS["fa2"], top=5, jobs=3).args
+    assert side_by_side[:3] == ("--gpu-memory-utilization", "0.30", "--kv-cache-memory-bytes")
+
+
+def test_right_kernels_are_others_than_the_baselines_own() -> None:
+    renamed = replace(PRESETS["fa2"], name="mine", args=(*PRESETS["fa2"].args, "--max-model-len", "4096"))
+    found = {arm.name: arm for arm in force._right_kernels(renamed)}
+    assert list(found) == ["triton", "fa3"]
+    assert all("4096" in arm.args for arm in found.values())
+    assert [arm.name for arm in force._right_kernels(PRESETS["triton"])] == ["fa2", "fa3"]
 
 
 @pytest.mark.server
