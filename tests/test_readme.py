@@ -1,6 +1,5 @@
 """What the README says holds: its commands parse, and its figures are those of the recorded files."""
 
-import csv
 import json
 import re
 import shlex
@@ -28,20 +27,23 @@ def test_every_command_is_listed() -> None:
 
 
 def test_the_attention_figures_are_those_recorded() -> None:
-    with (ROOT / "results/h200/attention.csv").open() as file:
-        rows = list(csv.DictReader(file))
     heads = ""
     found = re.findall(r"^\| ([\d/]*) ?\| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", README, re.MULTILINE)
     assert len(found) == 4
     for shape, context, *figures in found:
         heads = shape or heads
-        recorded = {
-            row["kernel"]: row["microseconds"]
-            for row in rows
-            if [row["q_heads"], row["kv_heads"], row["head_size"]] == heads.split("/") and row["context"] == context
-        }
-        kernels = ("FlashAttention 2", "FlashAttention 3", "split-KV")
-        assert figures == [f"{float(recorded[kernel]):.1f}" for kernel in kernels]
+        replay = json.loads((ROOT / "results/h200-replay" / heads.replace("/", "-") / "replay.json").read_text())
+        [entry] = [each for each in replay["contexts"] if each["context"] == int(context)]
+        recorded = {row["kernel"]: row["microseconds"] for row in entry["rows"]}
+        assert figures == [f"{recorded[kernel]:.1f}" for kernel in ("FA2 auto", "FA3", "split-KV (ours)")]
+
+
+def test_the_decode_rates_are_those_recorded() -> None:
+    recorded = (ROOT / "results/h200-speed/speed.txt").read_text()
+    rates = re.findall(r"^\| [\d/]* ?\| (\d+) \|.* \| (\+[\d.]+ %) \|$", README, re.MULTILINE)
+    assert len(rates) == 2
+    for context, rate in rates:
+        assert re.search(rf"^{context} +hybrid .* {re.escape(rate)} ", recorded, re.MULTILINE)
 
 
 def test_the_demo_table_is_the_one_recorded() -> None:

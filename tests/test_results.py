@@ -25,7 +25,8 @@ def test_derived_files_are_rebuilt_to_the_same_bytes(
     copy = shutil.copytree(run, tmp_path / "run")
     main(["report", str(copy)])
     capsys.readouterr()
-    for name in ("pairs.csv", "comparison.json", "report.md", "report.html"):
+    forced = ["forced/drift.json", "forced/drift.md"] if (run / "forced").is_dir() else []
+    for name in ("pairs.csv", "comparison.json", "report.md", "report.html", *forced):
         assert (copy / name).read_bytes() == (run / name).read_bytes(), name
 
 
