@@ -7,8 +7,8 @@ of the true KL divergence and of the true total variation; the total variation i
 
 Kernels that are right differ: they sum in another order, and every layer after rounds another way. How far that goes is
 measured, on the same tokens, with kernels that are known to be right: the baseline's attention computed by another
-backend or in another number of segments. They are the *envelope*. None of them may come from the candidate's own code,
-whose mistakes they would share.
+backend or in another number of segments. They are the *envelope*. None of them may come from the code under test, whose
+mistakes they would share, and they must agree with each other about as well as a candidate has to with them.
 
 A candidate passes if its total variation, over all decode steps, is at most TOLERANCE times that of the right kernel
 that differs most, with the whole 95 % interval of that ratio; it fails with the whole interval above, or where too many
@@ -153,7 +153,13 @@ def judge(candidate: Drift, right: Sequence[Drift]) -> Judgement:
             "no right kernel that differs from the baseline was measured, so what rounding explains is not known; "
             "name one with --right",
         )
-    widest = max(measured, key=lambda drift: drift.mean)
+    narrowest, widest = (choose(measured, key=lambda drift: drift.mean) for choose in (min, max))
+    if widest.mean > TOLERANCE * narrowest.mean:
+        return _judgement(
+            Verdict.INCONCLUSIVE,
+            f"{widest.name} lies {widest.mean / narrowest.mean:.1f} times as far off as {narrowest.name}, so one of them "
+            "is not right; name others with --right",
+        )
     totals, theirs = candidate.totals, widest.totals
     both = [key for key in totals if key in theirs]
     ratio = ratio_of_totals([totals[key] for key in both], [theirs[key] for key in both])

@@ -132,6 +132,13 @@ def test_too_few_responses_or_no_right_kernel_settle_nothing() -> None:
     assert judge(alone, [drift_of(constant(0.02), seed=1, questions=1)]).verdict is Verdict.INCONCLUSIVE
 
 
+def test_a_wrong_kernel_among_the_right_ones_makes_no_room_for_another() -> None:
+    right = [drift_of(constant(0.02), seed=1, name="right"), drift_of(constant(0.2), seed=2, name="wrong")]
+    found = judge(drift_of(constant(0.2), seed=9), right)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "wrong lies" in found.reason
+
+
 def test_an_interval_across_the_bound_settles_nothing() -> None:
     right = [drift_of(constant(0.02), seed=1, questions=3)]
     assert judge(drift_of(constant(0.04), seed=9, questions=3), right).verdict is Verdict.INCONCLUSIVE
