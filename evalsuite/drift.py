@@ -157,8 +157,8 @@ def judge(candidate: Drift, right: Sequence[Drift]) -> Judgement:
     if widest.mean > TOLERANCE * narrowest.mean:
         return _judgement(
             Verdict.INCONCLUSIVE,
-            f"{widest.name} lies {widest.mean / narrowest.mean:.1f} times as far off as {narrowest.name}, so one of them "
-            "is not right; name others with --right",
+            f"{widest.name} lies {widest.mean / narrowest.mean:.1f} times as far off as {narrowest.name}: one of "
+            "them is not right; name others with --right",
         )
     totals, theirs = candidate.totals, widest.totals
     both = [key for key in totals if key in theirs]
