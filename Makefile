@@ -8,7 +8,7 @@ TORCH := $(shell grep '^torch==' requirements/cpu.lock)
 CPU_PAGE := https://docs.vllm.ai/en/latest/getting_started/installation/cpu.html
 GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU && echo yes)
 
-.PHONY: help setup demo test test-gpu selftest check bench results lock wheel clean
+.PHONY: help setup demo test test-gpu selftest check bench results notebooks lock wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -56,6 +56,9 @@ bench: setup  ## measure what the instrument itself costs
 results: setup  ## rebuild the derived files of every recorded run
 	@for run in results/*/run.json; do $(BIN)/python -m evalsuite report $$(dirname $$run) >/dev/null; code=$$?; \
 	  [ $$code -ne 2 ] || exit 1; done; git --no-pager diff --stat -- results
+
+notebooks: setup  ## execute the notebooks on results/, and store them with their figures in build/notebooks
+	$(BIN)/python notebooks/execute.py build/notebooks
 
 lock:  ## resolve requirements/cpu.lock anew
 	$(PYTHON) requirements/lock.py $(PIP_ARGS)

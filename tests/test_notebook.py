@@ -1,7 +1,14 @@
-"""The notebook runs from top to bottom on a run directory, and holds no results of its own."""
+"""The notebooks run from top to bottom, show what is recorded, and hold no results of their own."""
 
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import nbformat
 import pytest
 from nbclient import NotebookClient
@@ -9,45 +16,187 @@ from nbclient.exceptions import CellExecutionError
 
 from evalsuite.journal import load_run
 from evalsuite.report import derive, write
+from evalsuite_performance import profile_output
+from evalsuite_performance.profiling import Profiled
+from evalsuite_performance.traces import FAMILIES, Profile
 from made_runs import make_run, write_run
 
-NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "run.ipynb"
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+NOTEBOOK = NOTEBOOKS / "run.ipynb"
+PERFORMANCE = NOTEBOOKS / "performance.ipynb"
+RESULTS = NOTEBOOKS.parent / "results"
 
 
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    run = load_run(write_run(make_run("rr " * 30 + "rw rw rt wr " + "ww " * 10 + "tt tt", path=tmp_path / "run")))
+def record(path):
+    """Write a made-up run and what is derived from it to `path`; return the run."""
+    run = load_run(write_run(make_run("rr " * 30 + "rw rw rt wr " + "ww " * 10 + "tt tt", path=path)))
     write(run, derive(run))
-    monkeypatch.setenv("EVALSUITE_RUN", str(run.path))
     return run
 
 
-def execute():
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(NOTEBOOK.parent)}}).execute()
-    return notebook
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return record(tmp_path_factory.mktemp("recorded") / "run")
+
+
+@pytest.fixture(scope="module")
+def stored(run, tmp_path_factory):
+    """Return the folder to which `make notebooks` writes, with the run to look at chosen."""
+    folder = tmp_path_factory.mktemp("stored")
+    command = [sys.executable, NOTEBOOKS / "execute.py", folder]
+    environment = os.environ | {"EVALSUITE_RUN": str(run.path)}
+    subprocess.run(command, check=True, timeout=120, capture_output=True, env=environment)
+    return folder
 
 
 def outputs(notebook):
     return [output for cell in notebook.cells for output in cell.get("outputs", [])]
 
 
-def test_the_notebook_draws_the_paired_table_and_the_truncation_of_a_run(run):
-    notebook = execute()
+def test_the_notebook_draws_the_paired_table_and_the_truncation_of_a_run(run, stored):
+    notebook = nbformat.read(stored / NOTEBOOK.name, as_version=4)
     told = "".join(output.get("text", "") for output in outputs(notebook))
     assert derive(run).decision.headline in told
-    pictures = [output for output in outputs(notebook) if "image/png" in output.get("data", {})]
-    assert len(pictures) == 3
     tables = "".join(output["data"].get("text/plain", "") for output in outputs(notebook) if "data" in output)
     assert "not right" in tables and "not truncated" in tables
 
 
-def test_the_notebook_refuses_pairs_of_another_run(run):
+def test_the_notebook_refuses_pairs_of_another_run(tmp_path, monkeypatch):
+    run = record(tmp_path / "run")
+    monkeypatch.setenv("EVALSUITE_RUN", str(run.path))
     lines = (run.path / "pairs.csv").read_text()
     (run.path / "pairs.csv").write_text(lines.replace(",lost,right,wrong", ",missed,wrong,wrong"))
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
     with pytest.raises(CellExecutionError, match="another run"):
-        execute()
+        NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(NOTEBOOKS)}}).execute()
 
 
-def test_the_notebook_is_stored_without_outputs():
-    assert outputs(nbformat.read(NOTEBOOK, as_version=4)) == []
+@pytest.mark.parametrize("file", [NOTEBOOK, PERFORMANCE], ids=lambda file: file.stem)
+def test_one_command_executes_the_notebook_to_its_end_and_stores_its_figures(file, stored):
+    notebook = nbformat.read(stored / file.name, as_version=4)
+    assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
+    pictures = [output for output in outputs(notebook) if "image/png" in output.get("data", {})]
+    assert len(pictures) == len(list(stored.glob(f"{file.stem}-*.png"))) >= 3
+
+
+@pytest.mark.parametrize("file", [NOTEBOOK, PERFORMANCE], ids=lambda file: file.stem)
+def test_the_notebook_is_stored_without_outputs(file):
+    cells = [cell for cell in nbformat.read(file, as_version=4).cells if cell.cell_type == "code"]
+    assert [(cell.outputs, cell.execution_count) for cell in cells] == [([], None)] * len(cells)
+
+
+def run_performance(folder):
+    """Return the variables of the performance notebook after its last cell, read from `folder`'s sibling results."""
+    plt.switch_backend("agg")
+    variables = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for cell in nbformat.read(PERFORMANCE, as_version=4).cells:
+            if cell.cell_type == "code":
+                exec(cell.source, variables)
+    plt.close("all")
+    return variables
+
+
+@pytest.fixture(scope="module")
+def shown():
+    return run_performance(NOTEBOOKS)
+
+
+def test_attention_and_screen_are_those_of_the_recorded_replay(shown):
+    recorded = json.loads((RESULTS / "h200-replay" / "24-4-256" / "replay.json").read_text())
+    for entry in recorded["contexts"]:
+        for row in entry["rows"]:
+            if row["kernel"] in ("FA2 auto", "split-KV (ours)"):
+                step = shown["steps"].loc[entry["context"], row["kernel"]]
+                assert step["KV per token (KiB)"] == 64
+                assert step["KV per step (GB)"] == 16 * entry["kv_bytes"] / 1e9
+                assert step["attention per step (ms)"] == pytest.approx(16 * row["microseconds"] / 1e3)
+                assert step["read at (GB/s)"] == pytest.approx(row["gigabytes_per_second"], rel=1e-3)
+            if row["kernel"] in shown["screen"].index and row["gain"] is not None:
+                assert shown["screen"].filter(regex=f" {entry['context']}$").loc[row["kernel"]].item() == row["gain"]
+            if row["kernel"].endswith(" splits"):
+                assert shown["splits"].loc[row["kernel"], entry["context"]] == row["microseconds"]
+    assert list(shown["skipped"].index) == ["FlashInfer"]
+
+
+def test_what_the_text_says_of_tritons_segments_holds(shown):
+    gains = shown["screen"].loc[["Triton 32 segments", "Triton 64 segments"]].filter(like="ours: ")
+    assert gains.shape == (2, 3)
+    assert (gains.iloc[:, 0] > 1.3).all() and (gains.iloc[:, 1:] < 1).all(axis=None)
+
+
+def test_speed_is_that_of_the_recorded_measurements(shown):
+    found = re.findall(
+        r"context (\d+), \d: (\w+): first token (\S+) s, then (\S+) ms", (RESULTS / "h200-speed/speed.txt").read_text()
+    )
+    assert len(found) == 27
+
+    def middle(arm, context, column):
+        return statistics.median(float(row[column]) for row in found if row[:2] == (str(context), arm))
+
+    for name, arm in (("switch", "triton"), ("hybrid", "hybrid")):
+        for context in (4096, 16384, 32768):
+            ours = shown[name].loc[context].filter(like="ours: ")
+            first, rate = (ours.filter(like=what).iloc[0] for what in (": first token (s)", ": decode rate"))
+            assert first == pytest.approx(middle(arm, context, 2) - middle("fa2", context, 2))
+            assert rate == pytest.approx(middle("fa2", context, 3) / middle(arm, context, 3) - 1)
+
+
+def test_break_even_is_what_speed_printed_from_more_digits(shown):
+    printed = (RESULTS / "h200-speed" / "speed.txt").read_text().splitlines()
+    for name, arm in (("switch", "triton"), ("hybrid", "hybrid")):
+        for context, row in shown[name].iterrows():
+            line = next(line for line in printed if line.split()[:2] == [str(context), arm])
+            assert line.endswith(row.filter(like="ours: ").filter(like="break-even").item())
+
+
+def test_what_the_text_says_of_the_speeds_holds(shown):
+    switch, hybrid = (
+        shown[name].filter(like="ours: ").rename(columns=lambda n: n.split(": ")[-1]) for name in ("switch", "hybrid")
+    )
+    assert (switch["first token (s)"] > 0).all() and not switch["first token, noise"].any()
+    assert (switch["decode rate"][[16384, 32768]] < 0).all() and not switch["decode, noise"][[16384, 32768]].any()
+    assert hybrid["decode rate"].idxmax() == 32768 and hybrid["decode rate"].idxmin() == 16384
+    assert hybrid["decode, noise"].to_list() == [False, True, False]
+    assert hybrid["first token, noise"].to_list() == [False, True, True] and hybrid["first token (s)"][4096] < 0
+
+
+def test_quality_is_that_of_the_recorded_comparisons(shown):
+    files = sorted(RESULTS.glob("h200-*-fa2-hybrid/comparison.json"))
+    assert len(files) == len(shown["quality"]) - 1 >= 4
+    for file in files:
+        table = json.loads(file.read_text())["table"]
+        row = shown["quality"].loc[file.parent.name]
+        assert [row["lost"], row["gained"], row["p"]] == [table["lost"], table["gained"], table["regression_p"]]
+    drifts = {file.parents[1].name: json.loads(file.read_text()) for file in RESULTS.glob("*/forced/drift.json")}
+    assert shown["drift"]["ratio"].to_dict() == {name: drift["ratio"]["ratio"] for name, drift in drifts.items()}
+
+
+def test_what_is_not_recorded_is_said_and_a_recorded_profile_and_throughput_are_shown(tmp_path):
+    folder, results = tmp_path / "notebooks", tmp_path / "results"
+    folder.mkdir()
+    results.mkdir()
+    for each in RESULTS.iterdir():
+        if each.name not in ("h200-profile", "h200-speed"):
+            (results / each.name).symlink_to(each)
+    (results / "h200-speed").mkdir()
+    told = re.sub(r".* at once, .*\n", "", (RESULTS / "h200-speed" / "speed.txt").read_text())
+    (results / "h200-speed" / "speed.txt").write_text(told)
+    variables = run_performance(folder)
+    assert set(variables["profile"].iloc[:, 1]) == {"not recorded"}
+    assert variables["throughput"].iloc[0].to_list()[1:] == ["not recorded", 182]
+
+    (results / "h200-speed" / "speed.txt").write_text("context 4096, 1: hybrid: 8 at once, 512.5 tokens/s\n" + told)
+    (results / "h200-profile").mkdir()
+    profile = Profile(
+        steps=4,
+        on_gpu=True,
+        families=dict(zip(FAMILIES, (1.0, 2.0, 1.0), strict=True)),
+        items=dict.fromkeys(FAMILIES, ()),
+    )
+    found = [Profiled(arm="fa2", context=context, kv_bytes=8, profile=profile) for context in (4096, 16384)]
+    profile_output.write(profile_output.Result(found=found, model="dummy"), results / "h200-profile")
+    variables = run_performance(folder)
+    assert variables["profile"].iloc[:, 1].to_dict() == {4096: 0.25, 16384: 0.25, 32768: "not recorded"}
+    assert variables["throughput"].iloc[0].to_list() == ["8", 4096, "hybrid", 512.5, 182]
