@@ -1,5 +1,6 @@
 """Every recorded run still says what it said: its derived files are rebuilt from its evidence, byte by byte."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -43,3 +44,16 @@ def test_nothing_recorded_names_a_machines_folders() -> None:
         if path.is_file():
             text = path.read_text(encoding="utf-8")
             assert not any(folder in text for folder in ("/root", "/home/", "/tmp/")), path
+
+
+def test_the_self_test_is_recorded_as_passed_and_says_what_the_pages_say() -> None:
+    recorded = json.loads((RESULTS / "cpu-selftest" / "selftest.json").read_text())
+    findings = {row["name"]: row["findings"] for row in recorded["rows"]}
+    right = findings.pop("right kernel")
+    assert recorded["passed"] and len(findings) == 10
+    assert not any(found["caught"] for found in right.values())
+    assert [found["forced"]["caught"] for found in findings.values()] == [True] * 10
+    for instrument in ("accuracy", "divergence"):
+        assert sum(not found[instrument]["caught"] for found in findings.values()) == 7
+    least = min(found["forced"]["figures"]["ratio"]["ratio"] for found in findings.values())
+    assert f"{least:,.0f} times" in (RESULTS / "README.md").read_text()
