@@ -30,6 +30,12 @@ def _lengths(text: str) -> tuple[int, ...]:
     return tuple(_whole_from_one(part.strip()) for part in text.split(","))
 
 
+def _top(text: str) -> int:
+    if not 2 <= (count := _whole_from_one(text)) <= 100:
+        raise argparse.ArgumentTypeError(f"{text} is no number of tokens from 2 to 100")
+    return count
+
+
 def _margin(text: str) -> float:
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
@@ -132,8 +138,8 @@ def build_parser() -> argparse.ArgumentParser:
     force = named.add_parser("force", help="make each arm decode the baseline's tokens and compare the distributions")
     force.add_argument("run", type=Path, metavar="RUN")
     force.add_argument("--tokens", type=_whole_from_one, metavar="N", help="force about N tokens (default: all)")
-    force.add_argument("--top", type=_whole_from_one, metavar="K", help="most probable tokens to record (default 8)")
-    right = "arm that is known to be right and shows what rounding does (default: vLLM's own kernels)"
+    force.add_argument("--top", type=_top, metavar="K", help="most probable tokens to record, 2 to 100 (default 8)")
+    right = "another arm that is known to be right and shows what rounding does"
     force.add_argument("--right", metavar="NAME", action="append", default=[], help=right)
     force.add_argument("--arms", type=Path, metavar="FILE", dest="arms_file", help="TOML file with more arms")
     force.add_argument("--model", metavar="DIR|NAME", action="append", default=[], help="checkpoint of the run")

@@ -55,9 +55,12 @@ def _rebuild(folder: Path) -> int:
     run = load_run(folder)
     result = report.derive(run, margin=run.meta.get("margin"))
     report.write(run, result)
-    if (folder / force.FOLDER).is_dir():
-        force_output.write(run, force_output.derive(run))
-    return _conclude(result, where=folder / "report.md")
+    code = _conclude(result, where=folder / "report.md")
+    if (folder / force.FOLDER / "force.json").exists():
+        forced = force_output.derive(run)
+        force_output.write(run, forced)
+        print(f"forced decoding: {forced.headline}")
+    return code
 
 
 def _conclude(result: "Report", *, where: Path | None = None) -> int:

@@ -1,25 +1,28 @@
 """How far an arm's next-token distributions lie from the baseline's on the same tokens: does rounding explain it?
 
 Both arms generated the same tokens, each by a decode step of its own (see `force`), and recorded the most probable
-tokens of every step. Where both name a token, both its probabilities are known; what is left of the two distributions
-is lumped into one more outcome. Lumping only loses information, so what is computed on these outcomes is a lower bound
-of the true KL divergence and of the true total variation; the total variation is also bounded from above.
+tokens of every step. A token that one of them does not name is at most as probable there as the least one that it
+names. So the total variation is bounded from both sides, and the KL divergence from below.
 
 Kernels that are right differ: they sum in another order, and every layer after rounds another way. How far that goes is
 measured, on the same tokens, with kernels that are known to be right: the baseline's attention computed by another
 backend or in another number of segments. They are the *envelope*. None of them may come from the code under test, whose
 mistakes they would share, and they must agree with each other about as well as a candidate has to with them.
 
-A candidate passes if its total variation, over all decode steps, is at most TOLERANCE times that of the right kernel
-that differs most, with the whole 95 % interval of that ratio; it fails with the whole interval above, or where too many
-single steps lie beyond anything a right kernel does. Questions are the clusters: steps of one are not independent.
+A candidate passes if its total variation is at most TOLERANCE times that of the right kernel that differs most, with
+the whole 95 % interval of that ratio: over all decode steps, within every range of KV lengths, and at the first tokens,
+which prefill decides; and if its farthest steps are, too. It fails with a whole interval above, or where many single
+steps lie beyond anything a right kernel does. The interval rests on clusters of questions: steps of one are not
+independent, nor are samples.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from math import exp, log
+from typing import Any
 
 from evalsuite.records import Forced
 from evalsuite.statistics import Ratio, ratio_of_totals
@@ -31,6 +34,9 @@ error of plain PyTorch in the same type."""
 SPIKES = 10
 """Steps beyond TOLERANCE times the farthest of right kernels that a candidate may not reach. A right kernel's step is
 the farther of a pair with chance 1/2; that the 10 farthest all are the candidate's has chance 2**-10, below 0.001."""
+TAIL = 0.01
+"""Share of the steps, the farthest, that are compared apart: a fault at page boundaries is rare and large."""
+LEAST_TAIL = 5
 REST = 2.0**-23
 """Least probability of the lumped outcome: servers send float32, which does not resolve less."""
 
@@ -51,6 +57,10 @@ class Step:
     """KL divergence of the arm's distribution from the baseline's, lower bound, natural log."""
     same_top: bool
     """Both name the same token as most probable."""
+    equal: bool
+    """Both name the same tokens with the same probabilities, to the last bit."""
+    broken: bool = False
+    """One of them holds a probability that is no finite number: then nothing is farther off."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +78,17 @@ class Drift:
         """All decode steps."""
         return tuple(chain.from_iterable(self.decode.values()))
 
+    @cached_property
+    def equal(self) -> bool:
+        """Whether every step, those of prefill among them, gives the baseline's distribution to the last bit."""
+        return all(step.equal for step in (*self.steps, *self.prefill.values()))
+
     @property
-    def totals(self) -> dict[Key, float]:
-        """Total variation of each response, summed over its decode steps."""
-        return {key: sum(step.total_variation for step in steps) for key, steps in self.decode.items()}
+    def tail(self) -> float:
+        """Total variation of the farthest decode steps, on average: TAIL of them, at least LEAST_TAIL."""
+        ranked = sorted((step.total_variation for step in self.steps), reverse=True)
+        farthest = ranked[: max(LEAST_TAIL, round(TAIL * len(ranked)))]
+        return sum(farthest) / max(len(farthest), 1)
 
     @property
     def farthest(self) -> float:
@@ -124,29 +141,68 @@ def _steps(ours: Forced, theirs: Forced) -> Iterator[Step]:
 
 def _compare_step(one: Mapping[int, float | None], other: Mapping[int, float | None], *, kv_length: int) -> Step:
     """Return how far two distributions lie apart, of which each gives the logprobs of its most probable tokens."""
-    if None in one.values() or None in other.values():  # NaN or infinite: nothing is farther off
-        return Step(kv_length=kv_length, total_variation=1.0, total_variation_most=1.0, kl=-log(REST), same_top=False)
-    pairs = [(value, other[token]) for token, value in one.items() if token in other]
-    shared = [(exp(ours), exp(theirs), ours - theirs) for ours, theirs in pairs]  # type: ignore[arg-type, operator]
-    rest = [max(1.0 - sum(pair[side] for pair in shared), REST) for side in (0, 1)]
-    apart = sum(abs(ours - theirs) for ours, theirs, _ in shared)
-    kl = sum(ours * ratio for ours, _, ratio in shared) + rest[0] * log(rest[0] / rest[1])
+    same_top = next(iter(one), None) == next(iter(other), None)
+    if None in one.values() or None in other.values() or not one or not other:
+        return Step(
+            kv_length=kv_length, total_variation=1.0, total_variation_most=1.0, kl=-log(REST), same_top=same_top,
+            equal=False, broken=True,
+        )  # fmt: skip
+    ours, theirs = ({token: exp(value or 0.0) for token, value in named.items()} for named in (one, other))
+    shared = ours.keys() & theirs.keys()
+    # What is not shared, lumped into one outcome: lumping loses information, so this is a lower bound.
+    rest = [max(1.0 - sum(named[token] for token in shared), REST) for named in (ours, theirs)]
+    apart = sum(abs(ours[token] - theirs[token]) for token in shared)
+    lumped = (apart + abs(rest[0] - rest[1])) / 2
+    # Total variation is also the sum of all that one holds more than the other, over any tokens at least.
+    least = max(lumped, _excess(ours, theirs), _excess(theirs, ours)) if one != other else 0.0
+    ratios = ((one[token] or 0.0) - (other[token] or 0.0) for token in shared)
+    kl = sum(ours[token] * ratio for token, ratio in zip(shared, ratios, strict=True)) + rest[0] * log(
+        rest[0] / rest[1]
+    )
     return Step(
         kv_length=kv_length,
-        total_variation=min((apart + abs(rest[0] - rest[1])) / 2, 1.0),
-        total_variation_most=min((apart + sum(rest)) / 2, 1.0),
-        kl=max(kl, 0.0),
-        same_top=next(iter(one)) == next(iter(other)),
+        total_variation=min(least, 1.0),
+        total_variation_most=min(max((apart + sum(rest)) / 2, least), 1.0),
+        kl=max(kl, 2 * least**2, 0.0),  # Pinsker's inequality
+        same_top=same_top,
+        equal=one == other,
     )
 
 
-def judge(candidate: Drift, right: Sequence[Drift]) -> Judgement:
-    """Return whether the candidate lies no farther from the baseline than right kernels explain."""
+def _excess(ours: Mapping[int, float], theirs: Mapping[int, float]) -> float:
+    """Return how much more probability the tokens of `ours` hold there, at least, than in `theirs`."""
+    unnamed = min(theirs.values())
+    return sum(max(value - theirs.get(token, unnamed), 0.0) for token, value in ours.items())
+
+
+def judge(
+    candidate: Drift,
+    right: Sequence[Drift],
+    *,
+    again: Drift | None = None,
+    clusters: Mapping[str, str] | None = None,
+    own_kernel: bool = False,
+) -> Judgement:
+    """Return whether the candidate lies no farther from the baseline than right kernels explain.
+
+    `again` is the baseline once more, `clusters` names the cluster of each question, by default itself. `own_kernel`
+    says that candidate and baseline run different kernels, which never agree to the last bit.
+    """
+    steps = (*candidate.steps, *candidate.prefill.values())
     if not candidate.steps:
         return _judgement(Verdict.INCONCLUSIVE, "no decode step was forced")
-    if not candidate.farthest:
+    if broken := sum(step.broken for step in steps):
+        return _judgement(Verdict.FAIL, f"{broken} steps hold a probability that is no finite number")
+    if candidate.equal and own_kernel:
+        return _judgement(
+            Verdict.INCONCLUSIVE,
+            "it gives the baseline's distributions to the last bit, as another kernel does not: this is not its own "
+            "evidence",
+        )
+    if candidate.equal:
         return _judgement(Verdict.PASS, "it gives the baseline's distributions exactly")
-    measured = [drift for drift in right if drift.farthest]
+    # One that differs in a few steps only is the baseline's kernel, and shows no rounding.
+    measured = [drift for drift in right if sum(not step.equal for step in drift.steps) > len(drift.steps) / 2]
     if not measured:
         return _judgement(
             Verdict.INCONCLUSIVE,
@@ -158,29 +214,102 @@ def judge(candidate: Drift, right: Sequence[Drift]) -> Judgement:
         return _judgement(
             Verdict.INCONCLUSIVE,
             f"{widest.name} lies {widest.mean / narrowest.mean:.1f} times as far off as {narrowest.name}: one of "
-            "them is not right; name others with --right",
+            "them is not right",
         )
-    totals, theirs = candidate.totals, widest.totals
-    both = [key for key in totals if key in theirs]
-    ratio = ratio_of_totals([totals[key] for key in both], [theirs[key] for key in both])
-    farthest = max(drift.farthest for drift in measured)
+    if again is not None and again.mean * TOLERANCE > narrowest.mean:
+        return _judgement(
+            Verdict.INCONCLUSIVE, "the baseline lies as far from itself, so what rounding explains is not known"
+        )
+    return _weigh(candidate, measured, widest, clusters or {})
+
+
+def _weigh(candidate: Drift, right: Sequence[Drift], widest: Drift, clusters: Mapping[str, str]) -> Judgement:
+    ratio = _ratio(candidate.decode, widest.decode, clusters)
+    farthest = max(drift.farthest for drift in right)
     spikes = sum(step.total_variation > TOLERANCE * farthest for step in candidate.steps)
-    found = {"ratio": ratio, "widest": widest.name, "spikes": spikes}
+    found: dict[str, Any] = {"ratio": ratio, "widest": widest.name, "spikes": spikes}
     if spikes >= SPIKES:
         return _judgement(
             Verdict.FAIL, f"{spikes} steps lie beyond {TOLERANCE:g} times the farthest of right kernels", **found
         )
     if ratio is None:
-        return _judgement(Verdict.INCONCLUSIVE, "one response gives no interval; force more", **found)
+        return _judgement(Verdict.INCONCLUSIVE, "one cluster of questions gives no interval; force more", **found)
     if ratio.low > TOLERANCE:
         return _judgement(Verdict.FAIL, "rounding does not explain how far it lies from the baseline", **found)
+    parts = list(_parts(candidate, right, clusters))
+    for name, part, strict in parts:
+        if strict is not None and strict.low > TOLERANCE:
+            return _judgement(Verdict.FAIL, f"{name} it lies {part.ratio:.2f} times as far as right kernels", **found)
     if ratio.high > TOLERANCE:
         return _judgement(Verdict.INCONCLUSIVE, "the interval is too wide; force more tokens", **found)
+    for name, part, _ in parts:
+        if part.high > TOLERANCE:
+            told = f"{name} it lies {part.ratio:.2f} times as far as right kernels, with an interval to {part.high:.2f}"
+            return _judgement(Verdict.INCONCLUSIVE, f"{told}; force more tokens there", **found)
+    if any(step.total_variation for step in candidate.prefill.values()) and not any(
+        step.total_variation for drift in right for step in drift.prefill.values()
+    ):
+        return _judgement(
+            Verdict.INCONCLUSIVE, "its prefill differs from the baseline's, and no right kernel's does", **found
+        )
+    tail = max(drift.tail for drift in right)
+    if candidate.tail > TOLERANCE * tail:
+        return _judgement(
+            Verdict.INCONCLUSIVE,
+            f"its farthest steps lie {candidate.tail / tail:.1f} times as far as those of right kernels; look at them",
+            **found,
+        )
     return _judgement(Verdict.PASS, "it lies no farther from the baseline than rounding explains", **found)
 
 
-def _judgement(verdict: Verdict, reason: str, **found: object) -> Judgement:
-    return Judgement(verdict=verdict, reason=reason, **({"ratio": None, "widest": None, "spikes": None} | found))  # type: ignore[arg-type]
+def _parts(
+    candidate: Drift, right: Sequence[Drift], clusters: Mapping[str, str]
+) -> Iterator[tuple[str, Ratio, Ratio | None]]:
+    """Yield each part of the steps by name, with its ratio, and that at a confidence for all parts together.
+
+    A part of one cluster, or in which right kernels give the baseline's distributions, has none.
+    """
+    ranges = sorted(by_length(candidate))
+    parts: list[tuple[str, Callable[[Drift], Mapping[Key, Sequence[Step]]]]] = [
+        ("at the first tokens", lambda drift: {key: (step,) for key, step in drift.prefill.items()}),
+        *((f"at KV lengths {low} to {high - 1}", partial(_within, low=low, high=high)) for low, high in ranges),
+    ]
+    for name, choose in parts:
+        ratios = [
+            (ratio, _ratio(choose(candidate), choose(drift), clusters, confidence=1 - 0.05 / len(parts)))
+            for drift in right
+            if (ratio := _ratio(choose(candidate), choose(drift), clusters)) is not None
+        ]
+        if ratios:
+            least, strict = min(ratios, key=lambda pair: pair[0].ratio)
+            yield name, least, strict
+
+
+def _within(drift: Drift, *, low: int, high: int) -> dict[Key, list[Step]]:
+    return {key: [step for step in steps if low <= step.kv_length < high] for key, steps in drift.decode.items()}
+
+
+def _ratio(
+    ours: Mapping[Key, Sequence[Step]],
+    theirs: Mapping[Key, Sequence[Step]],
+    clusters: Mapping[str, str],
+    *,
+    confidence: float = 0.95,
+) -> Ratio | None:
+    """Return the ratio of two arms' total variations, over the clusters of questions that have steps in both."""
+    above: dict[str, float] = defaultdict(float)
+    below: dict[str, float] = defaultdict(float)
+    for key in ours.keys() & theirs.keys():
+        cluster = clusters.get(key[0], key[0])
+        if ours[key] and theirs[key]:
+            above[cluster] += sum(step.total_variation for step in ours[key])
+            below[cluster] += sum(step.total_variation for step in theirs[key])
+    names = sorted(above)
+    return ratio_of_totals([above[name] for name in names], [below[name] for name in names], confidence=confidence)
+
+
+def _judgement(verdict: Verdict, reason: str, **found: Any) -> Judgement:
+    return Judgement(verdict=verdict, reason=reason, **({"ratio": None, "widest": None, "spikes": None} | found))
 
 
 def by_length(drift: Drift) -> dict[tuple[int, int], list[Step]]:

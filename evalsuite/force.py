@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from evalsuite import arms as arms_module
@@ -29,7 +30,7 @@ from evalsuite.client import Prompt, RequestFailed
 from evalsuite.errors import UserError
 from evalsuite.journal import Run
 from evalsuite.receipts import fingerprint
-from evalsuite.records import SCHEMA, Forced, Response, forced_from_json
+from evalsuite.records import SCHEMA, Forced, Response, check_types, forced_from_json
 from evalsuite.verdict import Verdict
 
 FOLDER = "forced"
@@ -37,6 +38,14 @@ TOP = 8
 """Most probable tokens that are recorded at each step."""
 _KV_BYTES = 4 << 30
 PROCESSOR = "evalsuite.forced:ForcedTokens"
+
+
+SIDES = {"baseline": "baseline", "again": "baseline", "candidate": "candidate"}
+"""The arm of the run that each role is served as; the others are right kernels."""
+_META: Mapping[str, tuple[type, ...]] = {
+    "baseline_sha256": (str,), "tokens": (int,), "responses": (int,), "top": (int,), "arms": (dict,),
+    "attention": (dict, type(None)),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +74,14 @@ def _right_kernels(baseline: Arm) -> list[Arm]:
             "unsplit": {"VLLM_CPU_ATTN_SPLIT_KV": "0"},
             "all-cores": {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0))))},
         }
-        return [
-            replace(baseline, name=f"{baseline.name}-{name}", env={**baseline.env, **env}, kernel="stock")
-            for name, env in changes.items()
-        ]
-    kernels = [like(baseline, arms_module.PRESETS[name]) for name in ("fa2", "triton", "fa3")]
+        return [Arm(name=f"{baseline.name}-{name}", env=env, backend=baseline.backend) for name, env in changes.items()]
+    kernels = [arms_module.PRESETS[name] for name in ("fa2", "triton", "fa3")]
     own = (baseline.backend, baseline.flash_attn_version)
     return [arm for arm in kernels if (arm.backend, arm.flash_attn_version) != own]
+
+
+def _switches(arm: Arm) -> bool:
+    return any(name.startswith(arms_module.SWITCHES) for name in arm.env)
 
 
 def serving(arm: Arm, *, top: int, jobs: int = 1) -> Arm:
@@ -101,14 +111,16 @@ def prepare(
     attached, no token ids are recorded, its model, questions or attention package are not at hand.
     """
     _check_run(run)
-    arms = {role: _arm_from_json(run.meta["arms"][side]) for role, side in _SIDES.items()}
+    arms = {role: _arm_from_json(run.meta["arms"][side]) for role, side in SIDES.items()}
     baseline = arms["baseline"]
     known = arms_module.load_arms(arms_file)
-    named = [like(baseline, arms_module.find_arm(name, known)) for name in right]
-    for arm in named or _right_kernels(baseline):
-        if arm.url is not None or arm.kernel == "split_kv":
-            raise UserError(f"--right {arm.name} runs split-KV or is attached; name an arm of vLLM's own kernels")
-        arms[f"right-{arm.name}"] = arm
+    for arm in [*_right_kernels(baseline), *(arms_module.find_arm(name, known) for name in right)]:
+        if arm.url or arm.model or arm.kernel != "stock" or arm.backend in (None, "CUSTOM") or _switches(arm):
+            raise UserError(
+                f"--right {arm.name} is attached, has a model of its own or runs the attention package; name an arm of "
+                "vLLM's own kernels"
+            )
+        arms[f"right-{arm.name}"] = like(baseline, arm)
     checkpoints = _find_checkpoints(run, arms, models)
     rendered = _render(run, sorted({*checkpoints.values()}), data)
     responses = _choose(run, tokens)
@@ -127,9 +139,6 @@ def prepare(
         "environment": environment.describe(),
     }
     return Plan(meta=meta, arms=arms, checkpoints=checkpoints, responses=responses, prompts=rendered)
-
-
-_SIDES = {"baseline": "baseline", "again": "baseline", "candidate": "candidate"}
 
 
 def _check_run(run: Run) -> None:
@@ -154,8 +163,14 @@ def _check_run(run: Run) -> None:
 
 
 def _arm_from_json(data: Mapping[str, Any]) -> Arm:
+    try:
+        checked = check_types(data, {"args": (list,), "env": (dict,), "flash_attn_version": (int, type(None))})
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            f"run.json does not say how {data['name']} was served ({error}); run the questions again"
+        ) from error
     fields = ("name", "env", "backend", "flash_attn_version", "kernel")
-    return Arm(args=tuple(data["args"]), **{field: data[field] for field in fields})
+    return Arm(args=tuple(map(str, checked["args"])), **{field: data[field] for field in fields})
 
 
 def _find_checkpoints(run: Run, arms: Mapping[str, Arm], models: Sequence[str]) -> dict[str, Path]:
@@ -163,7 +178,7 @@ def _find_checkpoints(run: Run, arms: Mapping[str, Arm], models: Sequence[str]) 
     folders = {digest(folder): folder for folder in map(find_checkpoint, models or (None,))}
     found = {}
     for role in arms:
-        recorded = run.meta["arms"][_SIDES.get(role, "baseline")]
+        recorded = run.meta["arms"][SIDES.get(role, "baseline")]
         if recorded["model_sha256"] not in folders:
             raise UserError(
                 f"the model of {run.path}'s {recorded['name']}, {recorded['model']} with digest "
@@ -182,7 +197,7 @@ def _render(run: Run, folders: Sequence[Path], data: Path | None) -> dict[str, P
     folder = planned.get("include_path")
     task = load_task(
         planned["name"],
-        limit=planned["limit"],
+        limit=planned.get("limit"),
         data=data,
         include_path=None if folder is None else Path(folder),
         seed=planned["seed"],
@@ -222,16 +237,14 @@ def measure(plan: Plan, folder: Path, *, jobs: int = 1) -> None:
         journal.open_folder(folder, name="force.json", meta=plan.meta, mend=mend),
         ThreadPoolExecutor(jobs) as pool,
     ):
-        begun = [pool.submit(_measure_role, plan, folder, role, jobs) for role in plan.arms]
-        try:
-            for each in begun:
-                each.result()
-        finally:
-            for each in begun:
-                each.cancel()  # after an error, what has not begun must not begin
+        failed = Event()
+        for done in [pool.submit(_measure_role, plan, folder, role, jobs, failed) for role in plan.arms]:
+            done.result()
 
 
-def _measure_role(plan: Plan, folder: Path, role: str, jobs: int) -> None:
+def _measure_role(plan: Plan, folder: Path, role: str, jobs: int, failed: Event) -> None:
+    if failed.is_set():  # another role: what has not begun must not begin
+        return
     file, arm = folder / f"{role}.jsonl", serving(plan.arms[role], top=plan.meta["top"], jobs=jobs)
     have = {(forced.question, forced.sample) for forced in read_forced(file)}
     todo = [response for response in plan.responses if (response.question, response.sample) not in have]
@@ -248,9 +261,13 @@ def _measure_role(plan: Plan, folder: Path, role: str, jobs: int) -> None:
                 out.append(ask(up, response, prompt, top=plan.meta["top"], stamp=stamp))
                 step()
     except server.NotStarted as error:
-        if not role.startswith("right-"):
+        if role in SIDES:
+            failed.set()
             raise
         progress.say(f"{role} is left out: {error}")
+    except UserError:
+        failed.set()
+        raise
     finally:
         out.close()
 
@@ -279,6 +296,21 @@ def ask(
         f"arm {up.arm.name} cannot be forced through {response.question!r} ({problem[:300]}); see its log, then give "
         "the same command again"
     )
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    """Return force.json of a run's folder `forced`. Raises UserError where it is missing or foreign."""
+    file = folder / "force.json"
+    meta = journal.read_plan(file)
+    try:
+        check_types(meta, _META)
+        for role in (*SIDES, *meta["arms"]):
+            arm = check_types(meta["arms"], {role: (dict,)})[role]
+            check_types(arm, {"name": (str,), "kernel": (str, type(None)), "backend": (str, type(None))})
+    except (KeyError, TypeError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise UserError(f"{file}: {what}; expected the file that `evalsuite force` wrote") from error
+    return meta
 
 
 def read_forced(file: Path) -> list[Forced]:

@@ -57,11 +57,15 @@ class ForceReport:
 def derive(run: Run) -> ForceReport:
     """Return what the evidence in the run's folder `forced` shows. Raises UserError where it is missing or foreign."""
     folder = run.path / force.FOLDER
-    meta = journal.read_plan(folder / "force.json")
+    meta = force.read_plan(folder)
     evidence = {role: force.read_forced(folder / f"{role}.jsonl") for role in meta["arms"]}
-    missing = [role for role, found in evidence.items() if role.startswith("right-") and len(found) < meta["responses"]]
+    missing = [
+        role
+        for role, found in evidence.items()
+        if role not in force.SIDES and (len(found) < meta["responses"] or any(map(_is_broken, found)))
+    ]
     evidence = {role: found for role, found in evidence.items() if role not in missing}
-    problems = list(_find_problems(run, meta, evidence))
+    problems = [*_find_mixed_plans(run, meta), *_find_problems(run, meta, evidence)]
     drifts = {}
     if not problems:
         drifts = {
@@ -70,18 +74,38 @@ def derive(run: Run) -> ForceReport:
             if role != "baseline"
         }
         right = [found for role, found in drifts.items() if role.startswith("right-")]
-        judgement = drift.judge(drifts["candidate"], right)
+        judgement = drift.judge(
+            drifts["candidate"],
+            right,
+            again=drifts["again"],
+            clusters={question.id: question.cluster for question in run.questions},
+            own_kernel=len({meta["arms"][role]["kernel"] for role in ("baseline", "candidate")}) > 1,
+        )
     else:
         unknown: dict[str, Any] = {field.name: None for field in fields(Judgement)}
         judgement = Judgement(**{**unknown, "verdict": Verdict.INVALID, "reason": problems[0]})
     return ForceReport(meta=meta, drifts=drifts, missing=tuple(missing), judgement=judgement)
 
 
-def _find_problems(run: Run, meta: Mapping[str, Any], evidence: Mapping[str, Sequence[Forced]]) -> Iterator[str]:
-    """Yield why the evidence shows nothing: it is another run's, incomplete, or no receipt proves it."""
+def _find_mixed_plans(run: Run, meta: Mapping[str, Any]) -> Iterator[str]:
+    """Yield where the plan of the evidence is not one for this run."""
+    for role, side in force.SIDES.items():
+        planned = {**run.meta["arms"][side], "model": None}
+        if {**meta["arms"][role], "model": None} != planned:
+            yield f"force.json describes the {role} otherwise than run.json the {side}"
+    if (meta["attention"] or {}).get("sha256") != (run.meta["attention"] or {}).get("sha256"):
+        yield "force.json names another attention package than run.json"
+    for role, arm in meta["arms"].items():
+        if role not in force.SIDES and (arm.get("kernel") != "stock" or not arm.get("backend")):
+            yield f"{role} is no arm of vLLM's own kernels"
     if hashlib.sha256((run.path / "baseline.jsonl").read_bytes()).hexdigest() != meta["baseline_sha256"]:
         yield "baseline.jsonl is not the one whose tokens were forced"
-    recorded = {(response.question, response.sample): response.token_ids for response in run.responses["baseline"]}
+
+
+def _find_problems(run: Run, meta: Mapping[str, Any], evidence: Mapping[str, Sequence[Forced]]) -> Iterator[str]:
+    """Yield why the evidence shows nothing: it is incomplete, or no receipt proves it."""
+    recorded = {(response.question, response.sample): response for response in run.responses["baseline"]}
+    first = [(forced.question, forced.sample) for forced in evidence["baseline"]]
     for role, found in evidence.items():
         keys = [(forced.question, forced.sample) for forced in found]
         if len(set(keys)) != meta["responses"] or len(keys) != len(set(keys)):
@@ -89,12 +113,27 @@ def _find_problems(run: Run, meta: Mapping[str, Any], evidence: Mapping[str, Seq
                 f"{role} has {len(keys)} of {meta['responses']} responses; give the same `force` command again to ask "
                 "what is left"
             )
-        if any(recorded.get(key) != forced.token_ids for key, forced in zip(keys, found, strict=True)):
+            continue
+        if set(keys) != set(first) or not set(keys) <= recorded.keys():
+            yield f"{role} was asked other questions than the baseline"
+            continue
+        asked = [(recorded[key].token_ids, recorded[key].prompt_tokens) for key in keys]
+        if asked != [(forced.token_ids, forced.prompt_tokens) for forced in found]:
             yield f"{role} was made to generate other tokens than the baseline's"
+        if sum(len(forced.token_ids) for forced in found) != meta["tokens"]:
+            yield f"{role} holds another number of tokens than the {meta['tokens']} planned"
+        if any(len(ids) != meta["top"] for forced in found for ids in forced.top_ids):
+            yield f"{role} names another number of leading tokens than the {meta['top']} planned"
+        if role != "candidate" and any(map(_is_broken, found)):
+            yield f"{role} holds probabilities that are no finite numbers"
         arm = meta["arms"][role]
         faults = find_faults([_as_response(forced) for forced in found], arm, (meta["attention"] or {}).get("sha256"))
         if faults:
             yield f"{role}: {len(faults)} receipts do not show the arm's own kernel; the first: {faults[0][1]}"
+
+
+def _is_broken(forced: Forced) -> bool:
+    return any(None in logprobs for logprobs in forced.top_logprobs)
 
 
 def _as_response(forced: Forced) -> Response:

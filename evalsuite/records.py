@@ -152,12 +152,25 @@ def response_from_json(data: Any) -> Response:
 def forced_from_json(data: Any) -> Forced:
     """Return the record stored as `data`. Raises KeyError for a missing field and TypeError for a wrong one."""
     values = check_types(data, _FORCED)
-    steps = {len(values[name]) for name in ("token_ids", "top_ids", "top_logprobs")}
-    if len(steps) != 1 or any(
-        map(lambda ids, logprobs: len(ids) != len(logprobs), values["top_ids"], values["top_logprobs"])
-    ):
-        raise TypeError("token_ids, top_ids and top_logprobs differ in length")
-    values["token_ids"] = tuple(values["token_ids"])
-    for name in ("top_ids", "top_logprobs"):
-        values[name] = tuple(map(tuple, values[name]))
-    return Forced(**values)
+    tokens, all_ids, all_logprobs = (values[name] for name in ("token_ids", "top_ids", "top_logprobs"))
+    if not tokens or not len(tokens) == len(all_ids) == len(all_logprobs):
+        raise TypeError("token_ids, top_ids and top_logprobs differ in length or are empty")
+    for ids, logprobs in zip(all_ids, all_logprobs, strict=True):
+        if not isinstance(ids, list) or not isinstance(logprobs, list) or not 0 < len(ids) == len(logprobs):
+            raise TypeError("a step does not name its leading tokens with a logprob each")
+        if any(type(token) is not int for token in ids) or len(set(ids)) < len(ids):
+            raise TypeError(f"leading tokens {ids[:8]} are no different token ids")
+        known = [value for value in logprobs if value is not None]
+        # -9999 is what vLLM sends for minus infinity; rounding leaves a certain token a trifle above 0
+        if any(type(value) not in (int, float) or not -1e6 < value < 1e-3 for value in known):
+            raise TypeError(f"leading logprobs {logprobs[:8]} are no logarithms of probabilities")
+        if known != sorted(known, reverse=True):
+            raise TypeError(f"leading logprobs {logprobs[:8]} do not descend")
+    return Forced(
+        **{
+            **values,
+            "token_ids": tuple(tokens),
+            "top_ids": tuple(map(tuple, all_ids)),
+            "top_logprobs": tuple(map(tuple, all_logprobs)),
+        }
+    )

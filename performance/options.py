@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+LONGEST = 1 << 20
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose arms and model."""
@@ -25,4 +27,7 @@ def whole_from_one(text: str) -> int:
 
 def contexts(text: str) -> tuple[int, ...]:
     """Return lengths written N,N,N, each once, ascending, for argparse."""
-    return tuple(sorted({whole_from_one(part.strip()) for part in text.split(",")}))
+    lengths = tuple(sorted({whole_from_one(part.strip()) for part in text.split(",")}))
+    if lengths[-1] > LONGEST:
+        raise argparse.ArgumentTypeError(f"{lengths[-1]} is more than {LONGEST} tokens")
+    return lengths

@@ -170,3 +170,102 @@ def test_steps_are_grouped_by_lengths_that_double() -> None:
     assert list(groups) == [(64, 128), (128, 256)]
     assert sum(map(len, groups.values())) == QUESTIONS * (STEPS - 1)
     assert all(start <= step.kv_length < stop for (start, stop), steps in groups.items() for step in steps)
+
+
+def changed(arm: list[Forced], change: Callable[[int, int, tuple[float, ...]], object]) -> list[Forced]:
+    """Return an arm whose logprobs at (response, step) are what `change` makes of them; None leaves them."""
+    edited = []
+    for number, forced in enumerate(arm):
+        values = [change(number, step, logprobs) or logprobs for step, logprobs in enumerate(forced.top_logprobs)]
+        edited.append(Forced(**{**fields(forced), "top_logprobs": tuple(values)}))  # type: ignore[arg-type]
+    return edited
+
+
+BASE = make_arm(constant(0), seed=0)
+RIGHT = [drift_of(constant(0.02), seed=seed, name=f"right {seed}") for seed in (1, 2)]
+
+
+def test_a_kernel_that_names_other_tokens_only_lies_as_far_off_as_can_be_told() -> None:
+    other = [
+        Forced(**{**fields(forced), "top_ids": tuple(tuple(token + 1000 for token in ids) for ids in forced.top_ids)})  # type: ignore[arg-type]
+        for forced in BASE
+    ]
+    found = compare(BASE, other, name="garbage")
+    assert found.mean > 0.5
+    assert min(step.kl for step in found.steps) >= 2 * min(step.total_variation for step in found.steps) ** 2
+    assert judge(found, RIGHT).verdict is Verdict.FAIL
+
+
+def test_a_fault_at_some_kv_lengths_only_does_not_pass() -> None:
+    near, far = make_arm(constant(0.02), seed=9), make_arm(constant(0.07), seed=9)
+    mixed = []
+    for one, other in zip(near, far, strict=True):
+        chosen = [(other if one.prompt_tokens + step >= 128 else one) for step in range(STEPS)]
+        top = {
+            name: tuple(getattr(arm, name)[at] for at, arm in enumerate(chosen)) for name in ("top_ids", "top_logprobs")
+        }
+        mixed.append(Forced(**{**fields(one), **top}))  # type: ignore[arg-type]
+    found = judge(compare(BASE, mixed, name="late"), RIGHT)
+    assert found.ratio is not None and found.ratio.high < drift.TOLERANCE
+    assert found.verdict is Verdict.FAIL
+    assert "KV lengths 128 to 255" in found.reason
+
+
+def test_a_few_far_steps_do_not_pass() -> None:
+    def rarely(_: random.Random, step: int) -> float:
+        return 0.2 if step == 17 else 0.02
+
+    candidate = compare(
+        BASE[:6] + BASE[6:], make_arm(constant(0.02), seed=9)[:6] + make_arm(rarely, seed=9)[6:], name="rare"
+    )
+    found = judge(candidate, RIGHT)
+    assert found.ratio is not None and found.ratio.high < drift.TOLERANCE
+    assert found.verdict is not Verdict.PASS
+
+
+@pytest.mark.parametrize("at", [0, 5])
+def test_one_step_without_a_finite_probability_fails(at: int) -> None:
+    arm = make_arm(constant(0.02), seed=9)
+    poisoned = changed(arm, lambda number, step, _: (None,) * TOP if (number, step) == (3, at) else None)
+    found = judge(compare(BASE, poisoned, name="nan"), RIGHT)
+    assert found.verdict is Verdict.FAIL
+    assert "no finite number" in found.reason
+
+
+def test_a_prefill_that_no_right_kernel_has_settles_nothing() -> None:
+    arm = make_arm(constant(0.02), seed=9)
+    moved = changed(arm, lambda _, step, values: tuple(value - 0.01 for value in values) if step == 0 else None)
+    found = judge(compare(BASE, moved, name="prefill"), RIGHT)
+    assert (found.verdict, "prefill" in found.reason) == (Verdict.INCONCLUSIVE, True)
+
+
+def test_another_kernel_that_gives_the_same_bits_is_not_believed() -> None:
+    same = drift_of(constant(0), seed=5)
+    assert judge(same, RIGHT, own_kernel=True).verdict is Verdict.INCONCLUSIVE
+    assert judge(same, RIGHT).verdict is Verdict.PASS
+
+
+def test_a_baseline_that_differs_from_itself_like_right_kernels_settles_nothing() -> None:
+    candidate, again = drift_of(constant(0.02), seed=9), drift_of(constant(0.02), seed=7)
+    assert judge(candidate, RIGHT, again=again).verdict is Verdict.INCONCLUSIVE
+    assert judge(candidate, RIGHT, again=drift_of(constant(0), seed=7)).verdict is Verdict.PASS
+
+
+def test_a_right_kernel_that_differs_in_few_steps_counts_for_nothing() -> None:
+    def seldom(_: random.Random, step: int) -> float:
+        return 0.02 if step == 3 else 0.0
+
+    few = drift_of(seldom, seed=3, name="few")
+    candidate = drift_of(constant(0.02), seed=9)
+    assert judge(candidate, [few]).verdict is Verdict.INCONCLUSIVE
+    assert judge(candidate, [*RIGHT, few]).verdict is Verdict.PASS
+
+
+def test_questions_of_one_cluster_count_as_one() -> None:
+    candidate = drift_of(constant(0.02), seed=9)
+    clusters = {f"q{number}": f"c{number // 4}" for number in range(QUESTIONS)}
+    found, alone = judge(candidate, RIGHT, clusters=clusters), judge(candidate, RIGHT)
+    assert found.ratio is not None and alone.ratio is not None
+    assert (found.ratio.clusters, alone.ratio.clusters) == (3, 12)
+    one = judge(candidate, RIGHT, clusters=dict.fromkeys(clusters, "all"))
+    assert one.verdict is Verdict.INCONCLUSIVE

@@ -47,20 +47,26 @@ def make_forced_run(path: Path, noise: dict[str, float] = NOISE, **changes: Any)
     (path / "forced" / "force.json").write_text(dump(meta) + "\n")
     for seed, (role, size) in enumerate(noise.items()):
         draw = random.Random(seed)
-        lines = [
-            Forced(
-                question=response.question,
-                sample=0,
-                prompt_tokens=50,
-                token_ids=tokens,
-                top_ids=((0, 1, 2, 3),) * 30,
-                top_logprobs=tuple(
-                    tuple(math.log(p) + draw.gauss(0, size) for p in (0.5, 0.2, 0.1, 0.05)) for _ in tokens
-                ),
-                receipt=make_receipt(arms[role]["kernel"], prompt_tokens=50, tokens=30),
+        lines = []
+        for response in responses:
+            steps = [
+                sorted(
+                    ((math.log(p) + draw.gauss(0, size), token) for token, p in enumerate((0.5, 0.2, 0.1, 0.05))),
+                    reverse=True,
+                )
+                for _ in tokens
+            ]
+            lines.append(
+                Forced(
+                    question=response.question,
+                    sample=0,
+                    prompt_tokens=50,
+                    token_ids=tokens,
+                    top_ids=tuple(tuple(token for _, token in step) for step in steps),
+                    top_logprobs=tuple(tuple(value for value, _ in step) for step in steps),
+                    receipt=make_receipt(arms[role]["kernel"], prompt_tokens=50, tokens=30),
+                )
             )
-            for response in responses
-        ]
         (path / "forced" / f"{role}.jsonl").write_text("".join(dump(record_json(line)) + "\n" for line in lines))
     return run
 
@@ -186,7 +192,7 @@ def test_a_model_or_a_question_that_is_gone_is_named(tmp_path: Path) -> None:
     sha256 = hashlib.sha256(dump([record_json(question) for question in moved]).encode()).hexdigest()
     other = replace(run, questions=moved, meta=run.meta | {"questions_sha256": sha256})
     assert "24 of 24 questions" in refusal(other)
-    assert "runs split-KV or is attached" in refusal(run, right=["cpu-hybrid"])
+    assert "runs the attention package" in refusal(run, right=["cpu-hybrid"])
     assert "unknown arm 'nobody'" in refusal(run, right=["nobody"])
 
 
@@ -224,9 +230,9 @@ def test_the_flags_that_forcing_needs_come_after_the_arms_own() -> None:
 
 def test_right_kernels_are_others_than_the_baselines_own() -> None:
     renamed = replace(PRESETS["fa2"], name="mine", args=(*PRESETS["fa2"].args, "--max-model-len", "4096"))
-    found = {arm.name: arm for arm in force._right_kernels(renamed)}
-    assert list(found) == ["triton", "fa3"]
-    assert all("4096" in arm.args for arm in found.values())
+    assert [arm.name for arm in force._right_kernels(renamed)] == ["triton", "fa3"]
+    triton = force.like(renamed, PRESETS["triton"])
+    assert "4096" in triton.args and triton.args[-1] == "TRITON_ATTN" and triton.backend == "TRITON_ATTN"
     assert [arm.name for arm in force._right_kernels(PRESETS["triton"])] == ["fa2", "fa3"]
 
 
@@ -242,3 +248,92 @@ def test_real_servers_decode_the_recorded_tokens_and_the_baseline_repeats_itself
     assert data["arms"]["candidate"]["prefill"]["farthest"] == 0.0
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)  # nothing left to ask
     assert (again.returncode, again.stdout) == (done.returncode, done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (lambda plan: plan["arms"]["candidate"].update(kernel=None), "describes the candidate otherwise"),
+        (lambda plan: plan["arms"]["again"].update(args=[]), "describes the again otherwise"),
+        (lambda plan: plan["arms"]["right-cpu-unsplit"].update(kernel="split_kv"), "no arm of vLLM's own"),
+        (lambda plan: plan["attention"].update(sha256="e" * 64), "another attention package"),
+        (lambda plan: plan.update(tokens=10**9), "another number of tokens"),
+        (lambda plan: plan.update(top=8), "another number of leading tokens"),
+        (lambda plan: plan.update(responses=11), "12 of 11 responses"),
+    ],
+)
+def test_a_plan_that_is_not_the_runs_own_is_invalid(
+    tmp_path: Path, edit: Callable[[dict[str, Any]], object], reason: str
+) -> None:
+    run = make_forced_run(tmp_path / "run")
+    edit_line(run.path / "forced" / "force.json", edit)
+    report = force_output.derive(run)
+    assert (report.judgement.verdict, report.exit_code) == (Verdict.INVALID, 4)
+    assert reason in report.judgement.reason
+
+
+@pytest.mark.parametrize("field", ["arms", "top", "tokens", "responses", "attention", "baseline_sha256"])
+@pytest.mark.parametrize("value", [None, "x", [1], float("nan")])
+def test_a_foreign_plan_is_one_clear_line(tmp_path: Path, field: str, value: object) -> None:
+    if (field, value) in (("attention", None), ("baseline_sha256", "x")):
+        return  # these are of the right type, and INVALID
+    run = make_forced_run(tmp_path / "run")
+    edit_line(run.path / "forced" / "force.json", lambda plan: plan.pop(field))
+    with pytest.raises(UserError, match=r"force\.json"):
+        force_output.derive(run)
+    plan = json.loads((run.path / "forced" / "force.json").read_text()) | {field: value}
+    (run.path / "forced" / "force.json").write_text(json.dumps(plan) + "\n")
+    with pytest.raises(UserError, match=r"force\.json"):
+        force_output.derive(run)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("top_logprobs", [-0.5, -0.4, -1.0, -2.0]),
+        ("top_logprobs", [5.0, -1.0, -2.0, -3.0]),
+        ("top_logprobs", [1e308, -1.0, -2.0, -3.0]),
+        ("top_logprobs", ["x", -1.0, -2.0, -3.0]),
+        ("top_logprobs", [-1.0]),
+        ("top_logprobs", []),
+        ("top_logprobs", None),
+        ("top_ids", [0, 0, 1, 2]),
+        ("top_ids", [None, 0, 1, 2]),
+        ("top_ids", [[1], 0, 1, 2]),
+        ("top_ids", ["x", 0, 1, 2]),
+    ],
+)
+def test_a_step_that_is_no_distribution_is_one_clear_line(tmp_path: Path, name: str, value: object) -> None:
+    run = make_forced_run(tmp_path / "run")
+    edit_line(run.path / "forced" / "candidate.jsonl", lambda line: line[name].__setitem__(3, value))
+    with pytest.raises(UserError, match=r"candidate\.jsonl, line 1"):
+        force_output.derive(run)
+
+
+def test_probabilities_that_are_no_numbers_fail_the_candidate_and_leave_a_right_kernel_out(tmp_path: Path) -> None:
+    def poison(line: dict[str, Any]) -> None:
+        line["top_logprobs"][5] = [None] * 4
+
+    for role, verdict in (("candidate", "FAIL"), ("baseline", "INVALID"), ("again", "INVALID")):
+        run = make_forced_run(tmp_path / role)
+        edit_line(run.path / "forced" / f"{role}.jsonl", poison)
+        assert force_output.derive(run).judgement.verdict.value == verdict
+    run = make_forced_run(tmp_path / "right")
+    edit_line(run.path / "forced" / "right-cpu-unsplit.jsonl", poison)
+    assert force_output.derive(run).missing == ("right-cpu-unsplit",)
+
+
+def test_the_baselines_own_distributions_under_the_candidates_receipts_are_not_believed(tmp_path: Path) -> None:
+    run = make_forced_run(tmp_path / "run", NOISE | {"candidate": 0.0})
+    assert force_output.derive(run).judgement.verdict is Verdict.INCONCLUSIVE
+
+
+def test_report_shows_the_runs_verdict_and_then_that_of_forced_decoding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_forced_run(tmp_path / "run", NOISE | {"candidate": 0.2})
+    assert main(["report", str(run.path)]) == 0
+    assert "forced decoding: FAIL" in capsys.readouterr().out.splitlines()[-1]
+    (run.path / "forced" / "force.json").unlink()  # as a crash before the plan was written leaves it
+    assert main(["report", str(run.path)]) == 0
+    assert "forced decoding" not in capsys.readouterr().out
