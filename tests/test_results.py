@@ -57,3 +57,23 @@ def test_the_self_test_is_recorded_as_passed_and_says_what_the_pages_say() -> No
         assert sum(not found[instrument]["caught"] for found in findings.values()) == 7
     least = min(found["forced"]["figures"]["ratio"]["ratio"] for found in findings.values())
     assert f"{least:,.0f} times" in (RESULTS / "README.md").read_text()
+
+
+def test_the_table_of_forced_decoding_is_the_one_recorded() -> None:
+    page = (RESULTS / "README.md").read_text()
+    runs = [
+        json.loads((RESULTS / name / "forced" / "drift.json").read_text())["arms"]
+        for name in ("h200-longfacts-fa2-hybrid", "h200-longfacts-8192-fa2-hybrid")
+    ]
+
+    def short(value: float) -> str:
+        return f"{value:.1e}" if value < 9.95e-3 else f"{value:.2e}"
+
+    for name, role in (("hybrid", "candidate"), ("triton", "right-triton"), ("fa3", "right-fa3")):
+        one, other = (run[role] for run in runs)
+        values = [*one["by_length"], one["decode"], other["decode"]]
+        cells = [short(each["total_variation"]).replace("e-0", "e-") for each in values]
+        cells += [f"{one['decode']['kl']:.1e}".replace("e-0", "e-")]
+        cells += [f"{one['decode']['same_top'] / one['decode']['steps']:.1%}".replace("%", " %")]
+        assert f"| {name} | {' | '.join(cells)} |" in page
+    assert all(run["again"]["decode"]["farthest"] == 0 for run in runs)
