@@ -5,10 +5,11 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import httpx
@@ -181,16 +182,27 @@ def serve_all(
         arm.name: Server(arm, _checkpoint(arm, workload.checkpoint), folder / f"{arm.name}.log", progress.announce)
         for arm in fitted
     }
-    started: dict[str, Future[None]] = {}
+    starting: list[Server] = []
+    interrupted = Event()
+
+    def start(server: Server) -> None:
+        starting.append(server)
+        try:
+            if not interrupted.is_set():
+                server.start()
+        finally:
+            starting.remove(server)
+
     try:
         with ThreadPoolExecutor(len(servers)) as pool:
             try:
-                started = {name: pool.submit(server.start) for name, server in servers.items()}
+                started = {name: pool.submit(start, server) for name, server in servers.items()}
                 wait(started.values())
             finally:
-                while not all(future.done() for future in started.values()):  # interrupted: do not wait for health
+                interrupted.set()  # where it was: do not wait for health, and begin no other
+                while starting:
                     _stop(servers)
-                    wait(started.values(), timeout=0.2)
+                    time.sleep(0.2)
         skipped = {}
         for name, future in started.items():
             error = future.exception()

@@ -2,6 +2,7 @@
 
 import argparse
 import csv
+import importlib
 import json
 import os
 import signal
@@ -247,10 +248,14 @@ def test_an_arm_named_again_is_its_own_noise(tmp_path: Path, model: str, capsys:
     assert "plain-again" in capsys.readouterr().out
 
 
-def test_an_interrupt_while_servers_start_leaves_none(tmp_path: Path, model: str) -> None:
+@pytest.mark.parametrize("seconds", [0.05, 0.1, 0.3, 1])
+def test_an_interrupt_while_servers_start_leaves_none(tmp_path: Path, model: str, seconds: float) -> None:
     waiting = {"args": ["--misbehave", "unhealthy"]}
     arguments = options(tmp_path, model, one=waiting, two=waiting)
-    interrupt = threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT))
+    # What is imported later would be interrupted half-way, which says nothing about servers.
+    for name in ("measuring", "serving", "speed_output"):
+        importlib.import_module(f"evalsuite_performance.{name}")
+    interrupt = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
     interrupt.start()
     with pytest.raises(KeyboardInterrupt):
         run(*arguments)
