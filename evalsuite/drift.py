@@ -275,14 +275,11 @@ def _parts(
         *((f"at KV lengths {low} to {high - 1}", partial(_within, low=low, high=high)) for low, high in ranges),
     ]
     for name, choose in parts:
-        ratios = [
-            (ratio, _ratio(choose(candidate), choose(drift), clusters, confidence=1 - 0.05 / len(parts)))
-            for drift in right
-            if (ratio := _ratio(choose(candidate), choose(drift), clusters)) is not None
-        ]
+        ours, others = choose(candidate), [choose(drift) for drift in right]
+        ratios = [(ratio, theirs) for theirs in others if (ratio := _ratio(ours, theirs, clusters)) is not None]
         if ratios:
-            least, strict = min(ratios, key=lambda pair: pair[0].ratio)
-            yield name, least, strict
+            least, theirs = min(ratios, key=lambda pair: pair[0].ratio)
+            yield name, least, _ratio(ours, theirs, clusters, confidence=1 - 0.05 / len(parts))
 
 
 def _within(drift: Drift, *, low: int, high: int) -> dict[Key, list[Step]]:

@@ -15,7 +15,7 @@ from evalsuite.errors import UserError
 from evalsuite.journal import Run
 from evalsuite.progress import say
 from evalsuite.receipts import find_faults
-from evalsuite.records import SCHEMA, Forced, Response
+from evalsuite.records import SCHEMA, Forced, Response, response_of
 from evalsuite.render import markdown_table, text_table
 from evalsuite.report import rounded
 from evalsuite.verdict import EXIT, Verdict
@@ -127,7 +127,7 @@ def _find_problems(run: Run, meta: Mapping[str, Any], evidence: Mapping[str, Seq
         if role != "candidate" and any(map(_is_broken, found)):
             yield f"{role} holds probabilities that are no finite numbers"
         arm = meta["arms"][role]
-        faults = find_faults([_as_response(forced) for forced in found], arm, (meta["attention"] or {}).get("sha256"))
+        faults = find_faults([as_response(forced) for forced in found], arm, (meta["attention"] or {}).get("sha256"))
         if faults:
             yield f"{role}: {len(faults)} receipts do not show the arm's own kernel; the first: {faults[0][1]}"
 
@@ -136,11 +136,15 @@ def _is_broken(forced: Forced) -> bool:
     return any(None in logprobs for logprobs in forced.top_logprobs)
 
 
-def _as_response(forced: Forced) -> Response:
-    unknown: dict[str, Any] = {field.name: None for field in fields(Response)}
-    known = {"question": forced.question, "sample": forced.sample, "prompt_tokens": forced.prompt_tokens,
-             "tokens": len(forced.token_ids), "receipt": forced.receipt}  # fmt: skip
-    return Response(**{**unknown, **known})
+def as_response(forced: Forced) -> Response:
+    """Return forced evidence as the response that its receipt is held against."""
+    return response_of(
+        question=forced.question,
+        sample=forced.sample,
+        prompt_tokens=forced.prompt_tokens,
+        tokens=len(forced.token_ids),
+        receipt=forced.receipt,
+    )
 
 
 def write(run: Run, report: ForceReport) -> None:

@@ -5,7 +5,7 @@ line, keys sorted, `null` where something is not known.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 ARMS: tuple[Literal["baseline"], Literal["candidate"]] = ("baseline", "candidate")
@@ -109,6 +109,12 @@ _KINDS: Mapping[str, Mapping[str, type]] = {
     "text": {"accept": list},
     "lm-eval": {},
 }
+
+
+def response_of(**known: Any) -> Response:
+    """Return a response of which only these fields are known."""
+    values: dict[str, Any] = {field.name: None for field in fields(Response)} | known
+    return Response(**values)
 
 
 def to_json(record: Question | Response | Forced) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from evalsuite.checkpoint import context_length, digest, find_checkpoint
 from evalsuite.client import Prompt, RequestFailed, Sampling
 from evalsuite.errors import UserError
 from evalsuite.receipts import fingerprint
-from evalsuite.records import ARMS, SCHEMA, Question, Response, to_json
+from evalsuite.records import ARMS, SCHEMA, Question, Response, response_of, to_json
 
 Ask = Callable[[Question], None]
 Serve = Callable[[], AbstractContextManager[Ask]]
@@ -285,5 +285,4 @@ def ask_once(
                 break
             time.sleep(0.2)
     progress.say(f"{serving.arm.name}: {question.id} is recorded as an error ({error[:200]})")
-    unknown: dict[str, Any] = {f.name: None for f in fields(Response) if f.name not in (*fixed, "error")}
-    return Response(**fixed, **unknown, error=error)
+    return response_of(**fixed, error=error)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -20,7 +20,7 @@ from evalsuite.arms import Arm
 from evalsuite.checkpoint import context_length, find_checkpoint
 from evalsuite.client import Endpoint, RequestFailed, read_events, read_json
 from evalsuite.errors import UserError
-from evalsuite.records import Response
+from evalsuite.records import response_of
 from evalsuite.server import OutOfMemory, Server
 from evalsuite_performance.models import ModelShape, parse_shape, read_shape, write_model
 
@@ -277,10 +277,14 @@ def generate(
 def check_receipt(server: Server, generation: Generation) -> Mapping[str, Any]:
     """Return the receipt of the request that was just served alone. Raises NotProven where it does not add up."""
     receipt = server.take_receipt()
-    told = {"question": "", "sample": 0, "session": 0, "receipt": receipt}
-    counted = {"prompt_tokens": generation.prompt_tokens, "tokens": generation.tokens}
-    unknown = {field.name: None for field in fields(Response) if field.name not in (*told, *counted)}
-    response = Response(**told, **counted, **unknown)  # type: ignore[arg-type]
+    response = response_of(
+        question="",
+        sample=0,
+        session=0,
+        receipt=receipt,
+        prompt_tokens=generation.prompt_tokens,
+        tokens=generation.tokens,
+    )
     package = environment.attention_package() or {}
     arm = arms_module.to_json(server.arm, model_sha256=None)
     for _, fault in receipts.find_faults([response], arm, package.get("sha256")):

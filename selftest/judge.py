@@ -1,16 +1,16 @@
 """What each instrument says of one candidate, and the table of all of them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from evalsuite import drift, force, journal, report
 from evalsuite.drift import Drift
 from evalsuite.errors import UserError
+from evalsuite.force_output import as_response
 from evalsuite.journal import Run
 from evalsuite.receipts import find_faults
-from evalsuite.records import Forced, Response
 from evalsuite.verdict import Verdict
 
 MARGIN = 0.2
@@ -53,7 +53,7 @@ def judge(name: str, folder: Path, baseline: Path, right: Sequence[Drift], tests
     if derived.decision.verdict is Verdict.INVALID:
         raise UserError(f"{name}: {derived.decision.headline}; expected a valid run, read {folder}")
     evidence = force.read_forced(folder / "forced.jsonl")
-    if unproven := find_faults(list(map(_as_response, evidence)), run.meta["arms"]["candidate"], _digest(run)):
+    if unproven := find_faults(list(map(as_response, evidence)), run.meta["arms"]["candidate"], _digest(run)):
         raise UserError(
             f"{name}: {len(unproven)} forced responses show another kernel: {unproven[0][1]}; read {folder}"
         )
@@ -121,11 +121,3 @@ def _times(ratio: float) -> str:
 
 def _digest(run: Run) -> str:
     return str(run.meta["attention"]["sha256"])
-
-
-def _as_response(forced: Forced) -> Response:
-    """Return forced evidence as the response that its receipt is held against."""
-    unknown: dict[str, Any] = {field.name: None for field in fields(Response)}
-    known = {"question": forced.question, "sample": forced.sample, "prompt_tokens": forced.prompt_tokens,
-             "tokens": len(forced.token_ids), "receipt": forced.receipt}  # fmt: skip
-    return Response(**{**unknown, **known})
