@@ -37,7 +37,7 @@ test: setup  ## all tests that need no GPU
 	$(BIN)/python -m pytest
 
 test-gpu:  ## the tests that need an NVIDIA GPU and vLLM's CUDA build, with the Python that has them
-	$(PYTHON) -m pytest -m gpu tests/attention
+	$(PYTHON) -m pytest -m gpu tests/attention tests/performance
 
 selftest: setup  ## serve ten kernels with a planted fault each, and print which instrument catches which
 	$(BIN)/python selftest $(ARGS)

@@ -1,8 +1,9 @@
 """What one decode step spends on what, from a trace of PyTorch's profiler.
 
-On a GPU the trace holds every kernel, those inside replayed CUDA graphs too, and their times are added up. Without one
-it holds the operators of the CPU; the time of an operator includes what it calls, and what no family claims of a step
-is the rest, Python included.
+On a GPU the trace holds every kernel, those inside replayed CUDA graphs too. Their times are added up, and what two of
+them have in common counts once: a kernel may start while the one before still runs, and wait in it for its end. Without
+a GPU the trace holds the operators of the CPU; the time of an operator includes what it calls, and what no family
+claims of a step is the rest, Python included.
 """
 
 import gzip
@@ -83,7 +84,7 @@ def split(events: Sequence[Mapping[str, Any]], *, on_gpu: bool) -> Profile:
     if others or not steps:
         raise ValueError(f"the trace holds {len(steps)} decode steps of one request, and others: {sorted(others)}")
     if on_gpu:
-        claimed = [(find_family(e["name"], KERNELS), e) for e in events if e.get("cat") in _ON_DEVICE]
+        claimed = list(_once(event for event in events if event.get("cat") in _ON_DEVICE))
         if not claimed:
             raise ValueError("the trace holds no kernel of the GPU")
         return _build(claimed, len(steps), on_gpu=True, unclaimed=0.0)
@@ -96,6 +97,18 @@ def split(events: Sequence[Mapping[str, Any]], *, on_gpu: bool) -> Profile:
 def find_family(name: str, table: Table) -> str:
     """Return the family of a kernel or operator by the first expression of the table that its name holds."""
     return next((family for family, pattern in table if re.search(pattern, name)), REST)
+
+
+def _once(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield what runs on the GPU with its family, each with the time by which it outlasts all that began before it.
+
+    With programmatic dependent launch a kernel's own duration holds its wait for the kernel before.
+    """
+    covered = 0.0
+    for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
+        end = max(event["ts"] + event["dur"], covered)
+        yield find_family(event["name"], KERNELS), {**event, "dur": end - max(event["ts"], covered)}
+        covered = end
 
 
 def _outermost(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -74,7 +74,7 @@ def gpu_trace(steps: int, *, layers: int) -> list[dict[str, Any]]:
     for step in range(steps):
         found.append(event("user_annotation", STEP, at=1e4 * step, us=500))
         found.append(event("gpu_user_annotation", STEP, at=1e4 * step, us=500))
-        found.append(event("gpu_memcpy", "Memcpy DtoH", at=1e4 * step, us=2))
+        found.append(event("gpu_memcpy", "Memcpy DtoH", at=1e4 * step + 9e3, us=2))
         for layer in range(layers):
             at = 1e4 * step + 100 * layer
             found.append(event("kernel", "decode_segment_kernel", at=at, us=10, tid=7))
@@ -92,6 +92,24 @@ def test_times_of_kernels_are_added_up_per_step_and_operators_of_the_cpu_are_not
     assert found.total == pytest.approx(0.146)
     longest = found.items[ATTENTION][0]
     assert (longest.name, longest.milliseconds, longest.calls) == ("decode_segment_kernel", pytest.approx(0.040), 4)
+
+
+def test_what_two_kernels_have_in_common_counts_once() -> None:
+    """Programmatic dependent launch: the merge starts with the segments, waits for them, and then takes 3 us."""
+    trace = [
+        event("user_annotation", STEP, at=0, us=100),
+        event("kernel", "merge_kernel", at=1, us=12, tid=7),
+        event("kernel", "decode_segment_kernel", at=0, us=10, tid=7),
+        event("gpu_memcpy", "Memcpy DtoH", at=2, us=4, tid=8),  # another stream's, hidden by the others
+        event("kernel", "nvjet_tst", at=12, us=6, tid=7),
+        event("kernel", "triton_red_fused_mm", at=30, us=2, tid=7),
+    ]
+    found = split(trace, on_gpu=True)
+    assert found.families == pytest.approx({ATTENTION: 0.013, PROJECTIONS: 0.005, REST: 0.002})
+    assert {item.name: item.milliseconds for item in found.items[ATTENTION]} == pytest.approx(
+        {"decode_segment_kernel": 0.010, "merge_kernel": 0.003}
+    )
+    assert found.total == pytest.approx(0.020), "what the GPU was busy for"
 
 
 def test_an_operator_that_another_one_calls_is_not_counted_twice() -> None:
