@@ -32,21 +32,28 @@ class Measurement:
 
 
 def measure(servers: Mapping[str, Server], workload: Workload, *, repetitions: int) -> list[Measurement]:
-    """Return the measurements of all arms, asked alternately. Raises NotProven and RequestFailed."""
+    """Return the measurements of all arms, asked alternately, in reverse every other round.
+
+    Raises NotProven and RequestFailed.
+    """
     rows = []
     for context in workload.contexts:
         for server in servers.values():  # what this length compiles, it compiles now
             serving.generate(server.endpoint, workload.prompt(context, 0), serving.WARM_UP_TOKENS)
             server.take_receipt()
         for repetition in range(1, repetitions + 1):
-            for server in servers.values():
+            for server in _in_order(servers, repetition):
                 rows.append(measure_one(server, workload, context, repetition))
                 _tell(rows[-1])
         for repetition in range(1, repetitions + 1 if workload.at_once > 1 else 1):
-            for server in servers.values():
+            for server in _in_order(servers, repetition):
                 rows.append(measure_many(server, workload, context, repetition))
                 _tell(rows[-1])
     return rows
+
+
+def _in_order(servers: Mapping[str, Server], repetition: int) -> list[Server]:
+    return list(servers.values())[:: 1 if repetition % 2 else -1]
 
 
 def measure_one(server: Server, workload: Workload, context: int, repetition: int) -> Measurement:
@@ -69,12 +76,19 @@ def measure_one(server: Server, workload: Workload, context: int, repetition: in
 
 
 def measure_many(server: Server, workload: Workload, context: int, repetition: int) -> Measurement:
-    """Return the time that as many requests take together as the workload has at once."""
+    """Return the time that as many requests take together as the workload has at once.
+
+    Raises RequestFailed, and NotProven where split-KV was left out of a step that it should have served, or served a
+    stock arm. Which steps had one request alone is not known, so that no number of them is demanded.
+    """
     prompts = [workload.prompt(context, 1000 * repetition + number) for number in range(workload.at_once)]
     begin = time.perf_counter()
     with ThreadPoolExecutor(len(prompts)) as pool:
         told = list(pool.map(lambda prompt: serving.generate(server.endpoint, prompt, workload.tokens), prompts))
     seconds = time.perf_counter() - begin
+    receipt = server.take_receipt()
+    if receipt["fallback"] or (server.arm.kernel == "stock" and receipt["split_kv"]):
+        raise serving.NotProven(f"arm {server.arm.name}, {len(prompts)} at once: another kernel served: {receipt}")
     return Measurement(
         arm=server.arm.name,
         context=context,
@@ -84,7 +98,7 @@ def measure_many(server: Server, workload: Workload, context: int, repetition: i
         decode_ms_per_token=None,
         tokens=sum(one.tokens for one in told),
         seconds=round(seconds, 6),
-        split_kv_steps=_split_kv_steps(server.take_receipt()),
+        split_kv_steps=_split_kv_steps(receipt),
     )
 
 

@@ -41,7 +41,10 @@ def _notes(result: Result) -> Iterator[str]:
     steps = ", ".join(sorted({str(one.profile.steps) for one in result.found}))
     yield f"Milliseconds per decode step of one request, means over {steps} steps of one response."
     if all(one.profile.on_gpu for one in result.found):
-        yield "Times of kernels on the GPU, overlaps counted once; what the GPU waits for the host is in none of them."
+        yield (
+            "Times of kernels on the GPU, overlaps counted once, and shares of their sum: neither the gaps between "
+            "kernels nor what the GPU waits for the host is in it."
+        )
     else:
         yield "Times of operators on the CPU with the profiler on, which makes them longer; no measure of speed."
     yield "KV: what the model's configuration says that a step reads; read at: that, over the time of attention."

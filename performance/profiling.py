@@ -25,7 +25,7 @@ class Profiled:
     arm: str
     context: int
     kv_bytes: int
-    """Keys and values that a step reads in all layers, by the model's configuration, in the middle of the response."""
+    """Keys and values that a step reads in all layers, by the model's configuration, in the middle of the trace."""
     profile: Profile
 
     @property
@@ -76,13 +76,13 @@ def _profile(server: Server, workload: Workload, context: int, scratch: Path) ->
     if not written:
         raise ValueError("the server wrote no trace")
     profile = traces.split(traces.read_trace(written[0]), on_gpu=environment.nvidia_gpu() is not None)
-    calls = sum(item.calls for item in profile.items[traces.ATTENTION])
+    calls = max((item.calls for item in profile.items[traces.ATTENTION]), default=0.0)
     if calls < workload.shape.layers:
         raise ValueError(f"the trace shows {calls:g} calls of attention in a step of {workload.shape.layers} layers")
     progress.say(f"context {context}: {server.arm.name}: {profile.steps} steps traced")
     return Profiled(
         arm=server.arm.name,
         context=context,
-        kv_bytes=workload.shape.kv_bytes * (context + workload.tokens // 2),
+        kv_bytes=workload.shape.kv_bytes * (context + profile.steps // 2),
         profile=profile,
     )

@@ -2,24 +2,25 @@
 
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from evalsuite import arms as arms_module
 from evalsuite import environment, progress
 from evalsuite.arms import Arm
 from evalsuite.render import markdown_table, text_table
-from evalsuite_performance.break_even import Spread, break_even, describe, difference, sign, spread
+from evalsuite_performance.break_even import break_even, describe, difference, spread
 from evalsuite_performance.measuring import Measurement
 
-NOISE = "noise"
-"""Marks a change that the scatter of the repetitions covers."""
 NOTES = (
-    'Medians; in brackets the range over the repetitions. Changes are against {baseline}; "{noise}" marks one whose '
-    "ranges overlap. Of two equal arms, ranges of three repetitions lie apart once in ten times.",
+    "Medians of the repetitions. Changes are against {baseline}, means of the differences within a round; in brackets "
+    "the 95 % interval by Student's t, which takes two repetitions. Of equal arms one interval in twenty leaves out 0.",
     "Break-even: the output length, in tokens, from which (or until which) an arm answers sooner in all.",
+    "Every response alone carries a receipt: split-KV arms show it at every decode step, the others at none.",
 )
 
 
@@ -40,39 +41,47 @@ def _select(result: Result, arm: str, context: int, *, alone: bool) -> list[Meas
     return [row for row in result.measurements if (row.arm, row.context, row.concurrency == 1) == (arm, context, alone)]
 
 
-def _spreads(result: Result, arm: str, context: int) -> tuple[Spread, Spread]:
-    """Return seconds to first token and seconds per token after it."""
+def _times(result: Result, arm: str, context: int) -> tuple[list[float], list[float]]:
+    """Return seconds to first token and seconds per token after it, of each repetition."""
     rows = _select(result, arm, context, alone=True)
-    return (
-        spread([row.seconds_to_first_token or 0.0 for row in rows]),
-        spread([(row.decode_ms_per_token or 0.0) / 1e3 for row in rows]),
-    )
+    times = [(row.seconds_to_first_token, row.decode_ms_per_token) for row in rows]
+    return [first for first, _ in times if first is not None], [ms / 1e3 for _, ms in times if ms is not None]
 
 
 def summarize(result: Result) -> list[dict[str, Any]]:
     """Return for each context and arm the spreads, the changes against the baseline and the break-even."""
     summary = []
     for context in sorted({row.context for row in result.measurements}):
-        base_first, base_decode = _spreads(result, result.baseline, context)
+        base_first, base_decode = _times(result, result.baseline, context)
         for arm in result.arms:
-            first, decode = _spreads(result, arm, context)
+            first, decode = _times(result, arm, context)
             entry: dict[str, Any] = {
                 "context": context,
                 "arm": arm,
-                "seconds_to_first_token": asdict(first),
-                "decode_seconds_per_token": asdict(decode),
+                "seconds_to_first_token": asdict(spread(first)),
+                "decode_seconds_per_token": asdict(spread(decode)),
             }
             if arm != result.baseline:
                 extra, saved = difference(first, base_first), difference(base_decode, decode)
+                found = break_even(extra, saved)
                 entry |= {
-                    "first_token_change": first.median / base_first.median - 1,
-                    "first_token_change_shown": sign(extra) != 0,
-                    "decode_rate_change": base_decode.median / decode.median - 1,
-                    "decode_rate_change_shown": sign(saved) != 0,
-                    "break_even": asdict(break_even(extra, saved)) | {"text": describe(break_even(extra, saved))},
+                    "first_token_change": _ends(end / mean(base_first) for end in astuple(extra)),
+                    "decode_rate_change": _ends(_rate_change(end, mean(base_decode)) for end in astuple(saved)),
+                    "break_even": asdict(found) | {"text": describe(found)},
                 }
             summary.append(entry)
     return summary
+
+
+def _ends(fractions: Iterable[float]) -> dict[str, float | None]:
+    """Return mean and interval of a change by name; None for an end that is unbounded."""
+    ends = [end if math.isfinite(end) else None for end in fractions]
+    return dict(zip(("mean", "low", "high"), ends, strict=True))
+
+
+def _rate_change(saved: float, base: float) -> float:
+    """Return by what fraction more tokens per second come where each takes `saved` of its `base` seconds less."""
+    return saved / (base - saved) if -math.inf < saved < base else math.copysign(math.inf, saved)
 
 
 def summarize_throughput(result: Result) -> list[dict[str, Any]]:
@@ -98,36 +107,32 @@ def _rows(result: Result) -> Iterator[tuple[str, ...]]:
         changes = ("", "", "baseline")
         if entry["arm"] != result.baseline:
             changes = (
-                _change(entry["first_token_change"], shown=entry["first_token_change_shown"]),
-                _change(entry["decode_rate_change"], shown=entry["decode_rate_change_shown"]),
+                _change(entry["first_token_change"]),
+                _change(entry["decode_rate_change"]),
                 entry["break_even"]["text"],
             )
         yield (
             str(entry["context"]),
             entry["arm"],
-            _range(first, digits=4),
+            f"{first['median']:.4f}",
             changes[0],
-            _range(decode, digits=3, scale=1e3),
+            f"{decode['median'] * 1e3:.3f}",
             *changes[1:],
         )
 
 
 def _throughput_rows(result: Result) -> Iterator[tuple[str, ...]]:
-    yield ("context", "arm", "at once", "tokens/s in all", "decode steps by split-KV (receipts)")
+    yield ("context", "arm", "at once", "tokens/s, prefill included", "decode steps by split-KV (receipts)")
     for entry in summarize_throughput(result):
         steps = entry["split_kv_steps"]
         served = f"{', '.join(map(str, steps))}; the others by the stock kernel" if any(steps) else "none"
-        rate = _range(entry["tokens_per_second"], digits=1)
+        rate = "{median:.1f} ({low:.1f}-{high:.1f})".format(**entry["tokens_per_second"])
         yield (str(entry["context"]), entry["arm"], str(entry["concurrency"]), rate, served)
 
 
-def _range(values: Mapping[str, float], *, digits: int, scale: float = 1.0) -> str:
-    middle, low, high = (f"{values[key] * scale:.{digits}f}" for key in ("median", "low", "high"))
-    return f"{middle} ({low}-{high})"
-
-
-def _change(fraction: float, *, shown: bool) -> str:
-    return f"{100 * fraction:+.1f} %" + ("" if shown else f", {NOISE}")
+def _change(change: Mapping[str, float | None]) -> str:
+    middle, low, high = ("?" if end is None else f"{100 * end:+.1f}" for end in change.values())
+    return f"{middle} %" if low == high == "?" else f"{middle} % ({low} to {high})"
 
 
 def _tables(result: Result) -> Iterator[list[tuple[str, ...]]]:
@@ -138,8 +143,7 @@ def _tables(result: Result) -> Iterator[list[tuple[str, ...]]]:
 
 
 def _notes(result: Result) -> Iterator[str]:
-    yield from (note.format(baseline=result.baseline, noise=NOISE) for note in NOTES)
-    yield "Every response alone carries a receipt that shows the arm's own kernel at every decode step."
+    yield from (note.format(baseline=result.baseline) for note in NOTES)
     yield from (f"Left out: {name}: {reason}" for name, reason in result.skipped.items())
 
 

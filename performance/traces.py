@@ -3,7 +3,7 @@
 On a GPU the trace holds every kernel, those inside replayed CUDA graphs too. Their times are added up, and what two of
 them have in common counts once: a kernel may start while the one before still runs, and wait in it for its end. Without
 a GPU the trace holds the operators of the CPU; the time of an operator includes what it calls, and what no family
-claims of a step is the rest, Python included.
+claims of what vLLM's worker marks as a step is the rest, Python included.
 """
 
 import gzip
@@ -28,7 +28,10 @@ KERNELS: Table = (
     (PROJECTIONS, r"(?i)gemm|gemv|matmul|^nvjet|splitKreduce|cutlass.*::device_kernel"),  # cuBLAS, CUTLASS
     (PROJECTIONS, r"^triton_tem_|fused_moe|(?i:marlin|machete)"),  # of torch.compile, of vLLM
 )
-"""Which family a kernel belongs to, by the first expression found in its name. One that none fits is of the rest."""
+"""Which family a kernel belongs to, by the first expression found in its name. One that none fits is of the rest.
+
+A copy is of the rest too, also that of FlashAttention 2's output, which follows each of its merges.
+"""
 OPERATORS: Table = (
     (ATTENTION, r"^vllm::unified_attention|^_C::cpu_attention"),
     (PROJECTIONS, r"^aten::(linear|matmul|addmm|mm)$|^_C::(onednn|cpu_.*gemm)|^vllm::.*gemm"),
@@ -88,7 +91,7 @@ def split(events: Sequence[Mapping[str, Any]], *, on_gpu: bool) -> Profile:
         if not claimed:
             raise ValueError("the trace holds no kernel of the GPU")
         return _build(claimed, len(steps), on_gpu=True, unclaimed=0.0)
-    claimed = list(_outermost(event for event in events if event.get("cat") == "cpu_op"))
+    claimed = list(_outermost(event for event in events if event.get("cat") == "cpu_op" and _is_in(event, steps)))
     unclaimed = sum(event["dur"] for event in steps) - sum(event["dur"] for _, event in claimed)
     return _build(claimed, len(steps), on_gpu=False, unclaimed=max(unclaimed, 0.0))
 
@@ -109,6 +112,10 @@ def _once(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[st
         end = max(event["ts"] + event["dur"], covered)
         yield find_family(event["name"], KERNELS), {**event, "dur": end - max(event["ts"], covered)}
         covered = end
+
+
+def _is_in(event: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> bool:
+    return any(step["ts"] <= event["ts"] < step["ts"] + step["dur"] for step in steps)
 
 
 def _outermost(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:

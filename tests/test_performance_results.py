@@ -1,10 +1,14 @@
 """The tables of serving and of a decode step in the results are those of the recorded files."""
 
 import json
+import re
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
+
+from evalsuite_performance.break_even import difference
 
 RESULTS = Path(__file__).parents[1] / "results"
 PAGE = (RESULTS / "README.md").read_text(encoding="utf-8")
@@ -20,8 +24,12 @@ def span(values: dict[str, float], digits: int, scale: float = 1.0) -> str:
     return f"{middle} ({low}-{high})"
 
 
+def percent(mean: float, low: float, high: float) -> str:
+    return f"{100 * mean:+.1f} % ({100 * low:+.1f} to {100 * high:+.1f})"
+
+
 def rate(entry: dict[str, Any], key: str) -> str:
-    return f"{100 * entry[key]:+.1f} %" + ("" if entry[f"{key}_shown"] else ", noise")
+    return percent(*(entry[key][end] for end in ("mean", "low", "high")))
 
 
 def step(arm: str, context: int) -> dict[str, float]:
@@ -34,7 +42,7 @@ def step(arm: str, context: int) -> dict[str, float]:
 def test_the_serving_table_holds_the_recorded_figures() -> None:
     for entry in read("h200-speed/speed.json")["summary"]:
         first = f"{entry['seconds_to_first_token']['median']:.4f}"
-        decode = span(entry["decode_seconds_per_token"], 3, 1e3)
+        decode = f"{1e3 * entry['decode_seconds_per_token']['median']:.3f}"
         changes = ["", "", "baseline"]
         if entry["arm"] != "fa2":
             changes = [*(rate(entry, key) for key in ("first_token_change", "decode_rate_change"))]
@@ -47,11 +55,17 @@ def test_the_decode_rates_of_all_kept_runs_are_those_recorded() -> None:
     summary = read("h200-speed/speed.json")["summary"]
     rates = [rate(entry, "decode_rate_change") for entry in summary if entry["arm"] == "hybrid"]
     assert f"| the table above | {' | '.join(rates)} |" in PAGE
-    printed = (RESULTS / "h200-speed-first/speed.txt").read_text().splitlines()
-    [cells] = [line for line in PAGE.splitlines() if line.startswith("| `h200-speed-first` |")]
-    for context, cell in zip(CONTEXTS, cells.split(" | ")[1:], strict=True):
-        [line] = [line for line in printed if line.split()[:2] == [str(context), "hybrid"]]
-        assert f"  {cell.strip(' |')}  " in line
+    printed = (RESULTS / "h200-speed-first/speed.txt").read_text()
+    found = re.findall(r"^context (\d+), \d: (\w+): first token \S+ s, then (\S+) ms/token$", printed, re.MULTILINE)
+    rates = []
+    for context in CONTEXTS:
+        base, mine = (
+            [float(time) for where, name, time in found if (where, name) == (str(context), arm)]
+            for arm in ("fa2", "hybrid")
+        )
+        saved = difference(base, mine)
+        rates.append(percent(*(change / (mean(base) - change) for change in (saved.mean, saved.low, saved.high))))
+    assert f"| `h200-speed-first` | {' | '.join(rates)} |" in PAGE
     sums = [sum(step("fa2", context).values()) / sum(step("hybrid", context).values()) - 1 for context in CONTEXTS]
     shown = " | ".join(f"{100 * gain:+.1f} %" for gain in sums)
     assert f"| sum of the kernels of a step (next section) | {shown} |" in PAGE
@@ -79,22 +93,36 @@ def test_the_table_of_a_step_holds_the_recorded_figures(arm: str, context: int) 
     assert f"| {' | '.join(cells)} |" in PAGE
 
 
-def test_attention_of_a_step_is_that_of_its_replay_within_six_percent() -> None:
-    for entry in read("h200-replay/24-4-256/replay.json")["contexts"]:
-        alone = {row["kernel"]: row["microseconds"] for row in entry["rows"]}
-        if entry["context"] in CONTEXTS:
-            for arm, kernel in (("fa2", "FA2 auto"), ("hybrid", "split-KV (ours)")):
-                served = 1e3 * step(arm, entry["context"])["attention"] / 16
-                assert served == pytest.approx(alone[kernel], rel=0.06)
-                assert f"{served:.1f}" in PAGE
+def test_attention_of_a_step_is_set_beside_its_replay() -> None:
+    entries = {entry["context"]: entry["rows"] for entry in read("h200-replay/24-4-256/replay.json")["contexts"]}
+    told = []
+    for arm, kernel in (("fa2", "FA2 auto"), ("hybrid", "split-KV (ours)")):
+        told += [f"{1e3 * step(arm, context)['attention'] / 16:.1f}" for context in (4096, 32768)]
+        told += [
+            f"{row['microseconds']:.1f}"
+            for context in (4096, 32768)
+            for row in entries[context]
+            if row["kernel"] == kernel
+        ]
+    expected = (
+        "Attention takes {} and {} µs a layer with fa2 at 4K and 32K, where its replay takes {} and {}, and {} and {} "
+        "with the hybrid, where the replay takes {} and {}."
+    )
+    assert expected.format(*told) in " ".join(PAGE.split())
 
 
 def test_what_the_page_says_of_steps_holds() -> None:
     left = [step("hybrid", context)["attention"] / step("fa2", context)["attention"] for context in CONTEXTS]
     assert f"leaves {100 * left[0]:.0f} to {100 * left[-1]:.0f} % of it" in PAGE
-    for entry in read("h200-speed/speed.json")["summary"]:
-        if entry["arm"] != "triton":
-            served, kernels = entry["decode_seconds_per_token"]["median"] * 1e3, step(entry["arm"], entry["context"])
-            waits = served - sum(kernels.values())
-            assert 2.05 < served < 2.35
-            assert abs(waits) < 0.02 if (entry["arm"], entry["context"]) == ("fa2", 32768) else waits > 0.1
+    served = [
+        1e3 * entry["decode_seconds_per_token"]["median"]
+        for entry in read("h200-speed/speed.json")["summary"]
+        if entry["arm"] != "triton"
+    ]
+    assert f"The served steps above take {min(served):.1f} to {max(served):.1f} ms." in PAGE
+
+
+def test_the_small_model_shows_no_difference() -> None:
+    for entry in read("h200-speed-smollm2/speed.json")["summary"]:
+        if entry["arm"] == "hybrid":
+            assert entry["break_even"]["text"] == "no difference shown"

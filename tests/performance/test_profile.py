@@ -128,6 +128,17 @@ def test_an_operator_that_another_one_calls_is_not_counted_twice() -> None:
     assert found.total == pytest.approx(1.0)
 
 
+def test_what_the_cpu_does_between_steps_is_not_taken_from_them() -> None:
+    trace = [
+        event("user_annotation", STEP, at=0, us=1000),
+        event("cpu_op", "vllm::unified_attention_with_output", at=100, us=300),
+        event("cpu_op", "aten::linear", at=500, us=200),
+        event("cpu_op", "aten::linear", at=1200, us=400),
+    ]
+    found = split(trace, on_gpu=False)
+    assert found.families == pytest.approx({ATTENTION: 0.3, PROJECTIONS: 0.2, REST: 0.5})
+
+
 @pytest.mark.parametrize(
     ("trace", "told"),
     [
