@@ -7,6 +7,7 @@ import io
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -108,15 +109,21 @@ def digest(folder: Path) -> str:
     return total.hexdigest()
 
 
+def find_flag(args: Sequence[str], name: str) -> str | None:
+    """Return the value of a server's flag, the last where it is given twice; None where it is not given."""
+    joined = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--") else [arg])]
+    flags = [part.replace("_", "-") for part in joined]  # vLLM takes either spelling
+    places = [place for place, flag in enumerate(flags[:-1]) if flag == name]
+    return joined[places[-1] + 1] if places else None
+
+
 def context_length(folder: Path, args: tuple[str, ...]) -> int | None:
     """Return the most tokens that prompt and response may have together, None where nothing says it.
 
     `--max-model-len` among the server's flags wins over the checkpoint's own limit.
     """
-    joined = [part for arg in args for part in arg.split("=", 1)]
-    flags = [part.replace("_", "-") for part in joined]  # vLLM takes either spelling
-    if "--max-model-len" in flags[:-1]:
-        value = joined[flags.index("--max-model-len") + 1]
+    value = find_flag(args, "--max-model-len")
+    if value is not None:
         if not value.isdecimal():
             raise UserError(f"--max-model-len {value} is no whole number; write the number of tokens out")
         return int(value)
@@ -126,5 +133,5 @@ def context_length(folder: Path, args: tuple[str, ...]) -> int | None:
         raise UserError(f"{folder / 'config.json'} cannot be read ({error}); expected a checkpoint's own") from error
     if not isinstance(config, dict):
         raise UserError(f"{folder / 'config.json'} holds no object; expected a checkpoint's own")
-    limit = config.get("max_position_embeddings", config.get("text_config", {}).get("max_position_embeddings"))
+    limit = config.get("max_position_embeddings", (config.get("text_config") or {}).get("max_position_embeddings"))
     return limit if isinstance(limit, int) else None

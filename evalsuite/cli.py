@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from evalsuite import __version__, commands
+from evalsuite import __version__, commands, progress
 from evalsuite.commands import USAGE_ERROR
 from evalsuite.errors import UserError
 
@@ -166,8 +166,13 @@ def _interrupt(number: int, frame: object) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
     args = build_parser().parse_args(argv)
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # nohup ignores it
+        signal.signal(signal.SIGHUP, _interrupt)
     call: Callable[[argparse.Namespace], int] = args.call
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -176,10 +181,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        print(f"evalsuite: {' '.join(str(error).splitlines())}", file=sys.stderr)
+        progress.say(f"evalsuite: {' '.join(str(error).splitlines())}")
         return USAGE_ERROR
     except KeyboardInterrupt:
-        print("\nevalsuite: interrupted; give the same command again to go on", file=sys.stderr)
+        again = "; give the same command again to go on" if args.command in ("run", "force") else ""
+        print(f"\nevalsuite: interrupted{again}", file=sys.stderr)
         return INTERRUPTED
     except OSError as error:
         # A reader that went away, or a full disk behind standard output. What is left to write goes nowhere.

@@ -1,7 +1,7 @@
 """Time what the servers of several arms generate, asked alternately, every receipt checked."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -9,7 +9,8 @@ from evalsuite import progress
 from evalsuite.client import RequestFailed
 from evalsuite.server import Server
 from evalsuite_performance import serving
-from evalsuite_performance.serving import Workload
+from evalsuite_performance.serving import Generation
+from evalsuite_performance.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,25 +32,22 @@ class Measurement:
     """Decode steps that split-KV served, by the receipt; None in an arm without it."""
 
 
-def measure(servers: Mapping[str, Server], workload: Workload, *, repetitions: int) -> list[Measurement]:
-    """Return the measurements of all arms, asked alternately, in reverse every other round.
+def measure(servers: Mapping[str, Server], workload: Workload, *, repetitions: int) -> Iterator[list[Measurement]]:
+    """Yield the measurements of each context: all arms, asked alternately, in reverse every other round.
 
     Raises NotProven and RequestFailed.
     """
-    rows = []
     for context in workload.contexts:
-        for server in servers.values():  # what this length compiles, it compiles now
-            serving.generate(server.endpoint, workload.prompt(context, 0), serving.WARM_UP_TOKENS)
+        for server in servers.values():  # what this length, or so many at once, compiles, it compiles now
+            _ask_at_once(server, workload.prompts(context, 0), serving.WARM_UP_TOKENS)
             server.take_receipt()
-        for repetition in range(1, repetitions + 1):
-            for server in _in_order(servers, repetition):
-                rows.append(measure_one(server, workload, context, repetition))
-                _tell(rows[-1])
-        for repetition in range(1, repetitions + 1 if workload.at_once > 1 else 1):
-            for server in _in_order(servers, repetition):
-                rows.append(measure_many(server, workload, context, repetition))
-                _tell(rows[-1])
-    return rows
+        rows = []
+        for ask in (measure_one, measure_many) if workload.at_once > 1 else (measure_one,):
+            for repetition in range(1, repetitions + 1):
+                for server in _in_order(servers, repetition):
+                    rows.append(ask(server, workload, context, repetition))
+                    _tell(rows[-1])
+        yield rows
 
 
 def _in_order(servers: Mapping[str, Server], repetition: int) -> list[Server]:
@@ -58,7 +56,7 @@ def _in_order(servers: Mapping[str, Server], repetition: int) -> list[Server]:
 
 def measure_one(server: Server, workload: Workload, context: int, repetition: int) -> Measurement:
     """Return the times of one request alone, its receipt checked."""
-    told = serving.generate(server.endpoint, workload.prompt(context, repetition), workload.tokens)
+    told = serving.generate(server, workload.prompt(context, repetition), workload.tokens)
     receipt = serving.check_receipt(server, told)
     if told.seconds_per_token is None:
         raise RequestFailed(f"{told.tokens} tokens came at once, so their rate is not known")
@@ -81,25 +79,32 @@ def measure_many(server: Server, workload: Workload, context: int, repetition: i
     Raises RequestFailed, and NotProven where split-KV was left out of a step that it should have served, or served a
     stock arm. Which steps had one request alone is not known, so that no number of them is demanded.
     """
-    prompts = [workload.prompt(context, 1000 * repetition + number) for number in range(workload.at_once)]
     begin = time.perf_counter()
-    with ThreadPoolExecutor(len(prompts)) as pool:
-        told = list(pool.map(lambda prompt: serving.generate(server.endpoint, prompt, workload.tokens), prompts))
+    told = _ask_at_once(server, workload.prompts(context, repetition), workload.tokens)
     seconds = time.perf_counter() - begin
     receipt = server.take_receipt()
     if receipt["fallback"] or (server.arm.kernel == "stock" and receipt["split_kv"]):
-        raise serving.NotProven(f"arm {server.arm.name}, {len(prompts)} at once: another kernel served: {receipt}")
+        raise serving.NotProven(f"arm {server.arm.name}, {len(told)} at once: another kernel served: {receipt}")
     return Measurement(
         arm=server.arm.name,
         context=context,
         repetition=repetition,
-        concurrency=len(prompts),
+        concurrency=len(told),
         seconds_to_first_token=None,
         decode_ms_per_token=None,
         tokens=sum(one.tokens for one in told),
         seconds=round(seconds, 6),
         split_kv_steps=_split_kv_steps(receipt),
     )
+
+
+def _ask_at_once(server: Server, prompts: Sequence[Sequence[int]], tokens: int) -> list[Generation]:
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        try:
+            return list(pool.map(lambda prompt: serving.generate(server, prompt, tokens), prompts))
+        except BaseException:
+            server.stop()  # ends the requests that the pool would wait for
+            raise
 
 
 def _split_kv_steps(receipt: Mapping[str, int]) -> int | None:

@@ -25,25 +25,23 @@ def run(args: argparse.Namespace) -> int:
     from evalsuite import environment
     from evalsuite.client import RequestFailed
     from evalsuite_performance import profile_output, profiling, serving
+    from evalsuite_performance.workload import choose_arms, describe_model, open_workload, prepare_folder
 
-    arms = serving.choose_arms(args.arm or ["hybrid" if environment.nvidia_gpu() else "cpu-hybrid"], args.arms_file)
-    with (
-        serving.open_workload(args, arms, tokens=profiling.TOKENS) as workload,
-        serving.open_folder(args.out) as folder,
-    ):
-        result = profile_output.Result(
-            found=[], model=f"dummy {workload.shape}" if workload.dummy else workload.checkpoint.name
-        )
+    arms = choose_arms(args.arm or ["hybrid" if environment.nvidia_gpu() else "cpu-hybrid"], args.arms_file)
+    with open_workload(args, arms, tokens=profiling.TOKENS) as workload:
+        prepare_folder(args.out, "profile")
+        result = profile_output.Result(found=[], model=describe_model(arms, workload))
         for arm in arms:
             try:
-                for profiled in profiling.profile_arm(arm, workload, folder):
+                for profiled in profiling.profile_arm(arm, workload, args.out):
                     result.found.append(profiled)
                     if args.out:  # at once: whatever ends the command leaves what was measured
-                        profile_output.write(result, folder)
+                        profile_output.write(result, args.out)
             except serving.NotProven as fault:
+                prepare_folder(args.out, "profile")
                 print(f"evalsuite: INVALID: {fault}; its profile says nothing about this arm", file=sys.stderr)
                 return serving.INVALID
             except (RequestFailed, httpx.HTTPError, ValueError) as error:
-                raise UserError(f"arm {arm.name}: no profile ({error}); see the server's log in {folder}") from error
+                raise UserError(f"arm {arm.name}: no profile ({error})") from error
         print(profile_output.render_text(result))
     return 0

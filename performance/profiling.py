@@ -10,8 +10,8 @@ from evalsuite import environment, progress
 from evalsuite.arms import Arm
 from evalsuite.server import Server
 from evalsuite_performance import serving, traces
-from evalsuite_performance.serving import Workload
 from evalsuite_performance.traces import Profile
+from evalsuite_performance.workload import Workload, kv_bytes
 
 _STEPS = 32
 TOKENS = 128
@@ -46,20 +46,20 @@ def profiler_config(folder: Path) -> dict[str, object]:
     }
 
 
-def profile_arm(arm: Arm, workload: Workload, folder: Path) -> Iterator[Profiled]:
+def profile_arm(arm: Arm, workload: Workload, out: Path | None) -> Iterator[Profiled]:
     """Yield an arm's profile at each context.
 
     Raises NotProven, RequestFailed, httpx.HTTPError, and ValueError where the server writes no usable trace.
     """
     with tempfile.TemporaryDirectory(prefix="evalsuite-trace-") as scratch:
         traced = replace(arm, args=("--profiler-config", json.dumps(profiler_config(Path(scratch))), *arm.args))
-        with serving.serve_all([traced], workload, folder, whole_steps=True) as (servers, _):
+        with serving.serve_all([traced], workload, out, whole_steps=True) as (servers, _):
             for context in workload.contexts:
                 yield _profile(servers[arm.name], workload, context, Path(scratch))
 
 
 def _profile(server: Server, workload: Workload, context: int, scratch: Path) -> Profiled:
-    serving.generate(server.endpoint, workload.prompt(context, 0), serving.WARM_UP_TOKENS)
+    serving.generate(server, workload.prompt(context, 0), serving.WARM_UP_TOKENS)
     server.take_receipt()
     before = set(scratch.iterdir())
 
@@ -67,9 +67,7 @@ def _profile(server: Server, workload: Workload, context: int, scratch: Path) ->
         server.endpoint.client.post(path).raise_for_status()
 
     # Started with the first token, so that no prefill is in the trace; it stops by itself after so many steps.
-    told = serving.generate(
-        server.endpoint, workload.prompt(context, 1), workload.tokens, begun=lambda: post("/start_profile")
-    )
+    told = serving.generate(server, workload.prompt(context, 1), workload.tokens, begun=lambda: post("/start_profile"))
     post("/stop_profile")
     serving.check_receipt(server, told)
     written = sorted(file for file in set(scratch.iterdir()) - before if ".pt.trace.json" in file.name)
@@ -83,6 +81,6 @@ def _profile(server: Server, workload: Workload, context: int, scratch: Path) ->
     return Profiled(
         arm=server.arm.name,
         context=context,
-        kv_bytes=workload.shape.kv_bytes * (context + profile.steps // 2),
+        kv_bytes=kv_bytes(server.arm, workload) * (context + profile.steps // 2),
         profile=profile,
     )

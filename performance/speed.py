@@ -32,33 +32,35 @@ def run(args: argparse.Namespace) -> int:
     from evalsuite import environment, progress
     from evalsuite.client import RequestFailed
     from evalsuite_performance import measuring, serving, speed_output
+    from evalsuite_performance.workload import choose_arms, describe_model, open_workload, prepare_folder
 
     if args.tokens < 2:
         raise UserError("--tokens 1 has no decode step to time; give 2 or more")
     names = args.arm or (["fa2", "triton", "hybrid"] if environment.nvidia_gpu() else ["cpu", "cpu-hybrid"])
-    arms = serving.choose_arms(names, args.arms_file)
+    arms = choose_arms(names, args.arms_file)
     begin = time.monotonic()
-    with (
-        serving.open_workload(args, arms, tokens=args.tokens, at_once=args.concurrency) as workload,
-        serving.open_folder(args.out) as folder,
-        serving.serve_all(arms, workload, folder) as (servers, skipped),
-    ):
-        try:
-            measurements = measuring.measure(servers, workload, repetitions=args.repetitions)
-        except serving.NotProven as fault:
-            print(f"evalsuite: INVALID: {fault}; its times say nothing about this arm", file=sys.stderr)
-            return serving.INVALID
-        except RequestFailed as error:
-            raise UserError(f"a request failed ({error}); see the servers' logs in {folder}") from error
-        result = speed_output.Result(
-            measurements=measurements,
-            baseline=arms[0].name,
-            skipped=skipped,
-            model=f"dummy {workload.shape}" if workload.dummy else workload.checkpoint.name,
-            arms={name: server.arm for name, server in servers.items()},
-        )
-        print(speed_output.render_text(result))
-        if args.out:
-            speed_output.write(result, folder)
+    with open_workload(args, arms, tokens=args.tokens, at_once=args.concurrency) as workload:
+        prepare_folder(args.out, "speed")
+        with serving.serve_all(arms, workload, args.out) as (servers, skipped):
+            result = speed_output.Result(
+                measurements=[],
+                baseline=arms[0].name,
+                skipped=skipped,
+                model=describe_model((server.arm for server in servers.values()), workload),
+                arms={name: server.arm for name, server in servers.items()},
+            )
+            try:
+                for rows in measuring.measure(servers, workload, repetitions=args.repetitions):
+                    result.measurements.extend(rows)
+                    if args.out:  # at once: whatever ends the command leaves what was measured
+                        speed_output.write(result, args.out)
+            except serving.NotProven as fault:
+                prepare_folder(args.out, "speed")
+                print(f"evalsuite: INVALID: {fault}; its times say nothing about this arm", file=sys.stderr)
+                return serving.INVALID
+            except RequestFailed as error:
+                logs = servers[arms[0].name].log.parent
+                raise UserError(f"a request failed ({error}); see the servers' logs in {logs}") from error
+            print(speed_output.render_text(result))
     progress.say(f"{time.monotonic() - begin:.0f} s in all, server starts included")
     return 0

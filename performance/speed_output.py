@@ -3,7 +3,7 @@
 import csv
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from statistics import mean
@@ -18,7 +18,8 @@ from evalsuite_performance.measuring import Measurement
 
 NOTES = (
     "Medians of the repetitions. Changes are against {baseline}, means of the differences within a round; in brackets "
-    "the 95 % interval by Student's t, which takes two repetitions. Of equal arms one interval in twenty leaves out 0.",
+    "the 95 % interval by Student's t (two repetitions at least; ? where unbounded). Of equal arms one interval in "
+    "twenty leaves out 0.",
     "Break-even: the output length, in tokens, from which (or until which) an arm answers sooner in all.",
     "Every response alone carries a receipt: split-KV arms show it at every decode step, the others at none.",
 )
@@ -28,7 +29,8 @@ NOTES = (
 class Result:
     """What was measured, and on what."""
 
-    measurements: Sequence[Measurement]
+    measurements: list[Measurement]
+    """Of whole contexts: every arm, every repetition."""
     baseline: str
     skipped: Mapping[str, str]
     """Arms that did not start, with the reason."""

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import shlex
 import subprocess
 import sys
 import time
@@ -201,6 +202,13 @@ def test_a_full_disk_behind_standard_output_is_no_verdict(tmp_path: Path) -> Non
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_a_closed_output_is_no_traceback(closed: str) -> None:
+    command = f"{shlex.quote(sys.executable)} -m evalsuite arms {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_crash_exits_with_2_and_its_traceback_and_never_with_the_code_of_fail(

@@ -41,7 +41,7 @@ def stream(body: dict[str, Any], words: tuple[str, ...], how: str | None) -> Ite
 
 
 def arms_file(folder: Path, **arms: dict[str, Any]) -> Path:
-    """Write a file of arms that this server serves; `args`, `env` and `kernel` of each are given."""
+    """Write a file of arms that this server serves; `args`, `env`, `kernel` and `model` of each are given."""
     stub_server.started(folder)
     (folder / "vllm/entrypoints/openai/api_server.py").write_text("from speed_server import main\n\nmain()\n")
     here = Path(__file__).parent
@@ -51,6 +51,7 @@ def arms_file(folder: Path, **arms: dict[str, Any]) -> Path:
         env = {"PYTHONPATH": path, **table.get("env", {})}
         args, kernel = ["--repeat", "20", *table.get("args", [])], table.get("kernel", "stock")
         lines += [f"[arm.{name}]", 'backend = "CPU_ATTN"', f'kernel = "{kernel}"', f"args = {json.dumps(args)}"]
+        lines += [f"model = {json.dumps(table['model'])}"] if "model" in table else []
         lines += [f"[arm.{name}.env]"]
         lines += [f"{key} = {json.dumps(value)}" for key, value in env.items()]
     file = folder / "arms.toml"

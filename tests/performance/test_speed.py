@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 import scipy.stats
 
 from evalsuite import environment
+from evalsuite.arms import Arm
 from evalsuite.errors import UserError
 from evalsuite_performance import models, speed
 from evalsuite_performance.break_even import Difference, break_even, describe, difference
@@ -266,6 +268,73 @@ def test_a_response_with_too_few_tokens_is_no_measurement(tmp_path: Path, model:
         run(*options(tmp_path, model, plain={}), "--tokens", "200")
 
 
+def test_a_name_that_the_arms_file_takes_is_given_to_no_other_arm(tmp_path: Path, model: str) -> None:
+    slow = {"env": {"STUB_MS": "8"}}
+    arguments = options(tmp_path, model, **{"plain": {}, "plain-again": slow})
+    assert run("--arm", "plain", *arguments, "--repetitions", "1", "--out", str(tmp_path / "out")) == 0
+    times = {row["arm"]: float(row["decode_ms_per_token"]) for row in read(tmp_path / "out" / "speed.csv")}
+    assert set(times) == {"plain", "plain-again", "plain-again2"}
+    assert times["plain-again"] > 8 > times["plain-again2"]
+
+
+def test_each_arm_is_named_with_its_own_model_and_counts_its_own_bytes(
+    tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from evalsuite_performance.workload import Workload, kv_bytes
+
+    other = tmp_path / "other"
+    other.mkdir()
+    write_model(parse_shape("9/3/64", layers=4), other, positions=4096)
+    assert run(*options(tmp_path, model, plain={}, own={"model": str(other)}), "--repetitions", "1") == 0
+    assert "model: plain: model, own: other" in capsys.readouterr().out
+    load = Workload(shape=read_shape(Path(model)), checkpoint=Path(model), dummy=False, contexts=(16,), tokens=2)
+    for args, model_of, layers, size in (
+        ((), None, 2, 2),
+        ((), str(other), 4, 2),
+        (("--dtype", "float32"), None, 2, 4),
+        (("--dtype=float32", "--kv_cache_dtype=fp8_e5m2"), None, 2, 1),
+    ):
+        assert kv_bytes(Arm(name="a", args=args, model=model_of), load) == layers * 2 * 3 * 64 * size
+
+
+def test_fewer_at_once_than_asked_for_are_refused(tmp_path: Path, model: str) -> None:
+    arms = {"one": {"args": ["--max-num-seqs", "1"]}}
+    with pytest.raises(UserError, match="arm one has --max-num-seqs 1, and 4 requests are to run at once"):
+        run(*options(tmp_path, model, **arms), "--concurrency", "4")
+
+
+def test_results_of_an_earlier_run_do_not_outlive_an_invalid_one(tmp_path: Path, model: str) -> None:
+    out = tmp_path / "out"
+    assert run(*options(tmp_path, model, plain={}), "--repetitions", "1", "--out", str(out)) == 0
+    assert {file.suffix for file in out.glob("speed.*")} == {".csv", ".json", ".md", ".svg"}
+    assert run(*options(tmp_path, model, plain={}, silent={"kernel": "split_kv"}), "--out", str(out)) == 4
+    assert not list(out.glob("speed.*"))
+
+
+def test_logs_outlive_only_a_line_that_names_them(
+    tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert run(*options(tmp_path, model, plain={}), "--repetitions", "1") == 0
+    assert run(*options(tmp_path, model, plain={}, silent={"kernel": "split_kv"})) == 4
+    assert not list(tmp_path.glob("evalsuite-logs-*"))
+    assert run(*options(tmp_path, model, plain={}, broken={"args": ["--misbehave", "crash"]}), "--tokens", "4") == 0
+    [log] = tmp_path.glob("evalsuite-logs-*/broken.log")
+    assert str(log) in capsys.readouterr().out
+
+
+def test_what_was_measured_is_kept_whatever_ends_the_command(tmp_path: Path, model: str) -> None:
+    from evalsuite_performance.workload import Workload
+
+    out = tmp_path / "out"
+    load = Workload(shape=read_shape(Path(model)), checkpoint=Path(model), dummy=False, contexts=(16, 64), tokens=20)
+    failing = {"args": ["--misbehave", "500", "--on", str(load.prompt(64, 1)[-1])]}  # the second of two contexts
+    arguments = options(tmp_path, model, plain=failing)
+    with pytest.raises(UserError, match="arm plain, context 64"):
+        run(*arguments, "--repetitions", "1", "--out", str(out))
+    assert {row["context"] for row in read(out / "speed.csv")} == {"16"}
+
+
 def test_an_arm_named_again_is_its_own_noise(tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = options(tmp_path, model, plain={})
     assert run("--arm", "plain", *arguments, "--repetitions", "1") == 0
@@ -330,7 +399,7 @@ def test_the_commands_load_nothing_heavy_until_they_run() -> None:
 
 
 def test_every_token_id_of_a_prompt_is_of_the_vocabulary() -> None:
-    from evalsuite_performance.serving import Workload
+    from evalsuite_performance.workload import Workload
 
     shape = ModelShape(heads=1, kv_heads=1, head_size=8, layers=1, vocabulary=500)
     load = Workload(shape=shape, checkpoint=Path(), dummy=True, contexts=(4096,), tokens=2)
