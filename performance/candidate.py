@@ -31,6 +31,8 @@ class Candidate:
     build: Callable[[Case], Built]
     held: bool = True
     """Whether a large error makes it wrong; False for what shows only what rounding costs."""
+    note: str | None = None
+    """What sets it apart from the kernel in a server, for its row."""
 
 
 def require(holds: bool, reason: str) -> None:

@@ -13,7 +13,7 @@ from evalsuite.arms import PRESETS, SWITCHES, Arm, find_arm
 from evalsuite.environment import nvidia_gpu, version
 from evalsuite.errors import UserError
 from evalsuite.progress import announce, say
-from evalsuite_performance.layer_shape import parse_count
+from evalsuite_performance.options import whole_from_one
 
 EXTENSION = "evalsuite_performance.capture_worker.CaptureExtension"
 
@@ -27,7 +27,8 @@ def add_parser(commands: Any) -> None:
         "at the decode step that follows to a safetensors file, for `evalsuite replay --kv FILE`.",
     )
     parser.add_argument("--model", metavar="DIR|NAME", help="checkpoint to serve (default: a small one, made once)")
-    parser.add_argument("--context", metavar="N", required=True, help="KV positions, the step's own token included")
+    parser.add_argument("--context", type=whole_from_one, metavar="N", required=True,
+                        help="KV positions, the step's own token included")  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="FILE", required=True, help="file to write, NAME.safetensors")
     parser.add_argument("--arm", metavar="NAME", help="arm that serves (default fa2, without a GPU cpu)")
     parser.set_defaults(call=capture)
@@ -35,7 +36,7 @@ def add_parser(commands: Any) -> None:
 
 def capture(args: argparse.Namespace) -> int:
     """Serve, take, write. Returns 0; raises UserError for what the user can mend."""
-    context = parse_count("--context", args.context)
+    context = args.context
     if context < 2:
         raise UserError("--context 1 holds no history; expected at least 2 KV positions")
     if args.out.suffix != ".safetensors" or not args.out.absolute().parent.is_dir():

@@ -2,7 +2,8 @@
 
 Tensors, in safetensors: "query" [layers, q_heads, head_size], "keys" and "values" [layers, pages, page_size, kv_heads,
 head_size], pages in logical order, slots past the context zero; and "output", which the serving kernel made of them,
-shaped like the query. The metadata's one entry is a JSON object, see `Capture`.
+shaped like the query, and by which `replay` checks that they belong together. The metadata's one entry is a JSON
+object, see `Capture`.
 """
 
 import hashlib

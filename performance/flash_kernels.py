@@ -87,6 +87,13 @@ def build_fa2(case: Case, splits: int) -> Built:
 
 
 def build_fa3(case: Case) -> Built:
+    """Bind FlashAttention 3 as vLLM's Python function calls it without scheduler metadata.
+
+    A server's times differ in two ways. vLLM's metadata builder (`aot_schedule` in v1/attention/backends/flash_attn.py)
+    computes the metadata once a step for all layers; here each layer's call launches the kernel that prepares them as
+    well. And where a server captures full graphs it allows `flash_attn_max_num_splits_for_cuda_graph` splits at most
+    (32 by default); here FA3's own choice has no such bound.
+    """
     _check_flash(case.shape, 3)
     from vllm.vllm_flash_attn import flash_attn_varlen_func
 

@@ -29,7 +29,7 @@ def list_candidates(device: str, *, splits: tuple[int, ...], segments: tuple[int
     return [
         Candidate(name="FA2 auto", build=partial(build_fa2, splits=0)),
         *(Candidate(name=f"FA2 {count} splits", build=partial(build_fa2, splits=count)) for count in splits),
-        Candidate(name="FA3", build=build_fa3),
+        Candidate(name="FA3", build=build_fa3, note="prepares its schedule in every layer; a server does once a step"),
         *(
             Candidate(name=f"Triton {count} segments", build=partial(_build_triton, segments=count))
             for count in segments

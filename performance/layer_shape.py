@@ -34,30 +34,19 @@ class LayerShape:
         return -(-context // self.page_size)
 
 
-def parse_heads(text: str) -> tuple[int, int, int]:
-    """Return query heads, KV heads and head size of text like 24/4/256. Raises UserError for anything else."""
+def parse_heads(option: str, text: str) -> tuple[int, int, int]:
+    """Return query heads, KV heads and head size of text like 24/4/256. Raises UserError that names the option."""
     found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})/([0-9]{1,6})", text)
     q_heads, kv_heads, head_size = map(int, found.groups()) if found else (0, 0, 0)
     if min(q_heads, kv_heads, head_size) < 1:
-        raise UserError(f"--heads {text} is no shape; expected QUERY_HEADS/KV_HEADS/HEAD_SIZE, such as 24/4/256")
+        raise UserError(f"{option} {text} is no shape; expected HEADS/KV_HEADS/HEAD_SIZE, such as 24/4/256")
     if q_heads % kv_heads:
         raise UserError(
-            f"--heads {text}: {q_heads} query heads cannot share {kv_heads} KV heads evenly; "
+            f"{option} {text}: {q_heads} query heads cannot share {kv_heads} KV heads evenly; "
             "expected a multiple, such as 24/4/256"
         )
+    if head_size % 8:
+        raise UserError(
+            f"{option} {text}: head size {head_size} suits no attention kernel; expected a multiple of 8, such as 256"
+        )
     return q_heads, kv_heads, head_size
-
-
-def parse_count(option: str, text: str) -> int:
-    """Return a whole number from 1. Raises UserError that names the option."""
-    if not re.fullmatch(r"0*[1-9][0-9]{0,8}", text):
-        raise UserError(f"{option} {text} is no whole number from 1 to 999999999; expected one such as 784")
-    return int(text)
-
-
-def parse_counts(option: str, text: str) -> tuple[int, ...]:
-    """Return whole numbers from 1 that commas part, each once, in the order given. Raises UserError."""
-    try:
-        return tuple(dict.fromkeys(parse_count(option, part) for part in text.split(",")))
-    except UserError as error:
-        raise UserError(f"{option} {text} is no list of whole numbers from 1; expected some such as 16,32") from error

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.errors import UserError
+from evalsuite_performance.layer_shape import LayerShape, parse_heads
 
 VOCABULARY = 32000
 _LEAST_POSITIONS = 65536
-_KV_BYTES = 2
-"""Bytes of one number in a bf16 or fp16 KV cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,19 +31,13 @@ class ModelShape:
     @property
     def kv_bytes(self) -> int:
         """Bytes of keys and values that one token keeps, in all layers, at two bytes a number."""
-        return 2 * self.layers * self.kv_heads * self.head_size * _KV_BYTES
+        layer = LayerShape(q_heads=self.heads, kv_heads=self.kv_heads, head_size=self.head_size, page_size=1)
+        return self.layers * layer.kv_bytes(1)
 
 
 def parse_shape(text: str, *, layers: int) -> ModelShape:
-    """Return the shape written HEADS/KV_HEADS/HEAD_SIZE, as in 24/4/256. Raises UserError for any other text."""
-    parts = text.split("/")
-    if len(parts) != 3 or not all(part.isascii() and part.isdecimal() and int(part) for part in parts):
-        raise UserError(f"shape {text!r} is none; expected HEADS/KV_HEADS/HEAD_SIZE, for instance 24/4/256")
-    heads, kv_heads, head_size = map(int, parts)
-    if heads % kv_heads:
-        raise UserError(f"shape {text}: {heads} query heads cannot share {kv_heads} KV heads; expected a multiple")
-    if head_size % 8:
-        raise UserError(f"shape {text}: head size {head_size} suits no attention kernel; expected a multiple of 8")
+    """Return the shape that `--shape` describes as in 24/4/256. Raises UserError for any other text."""
+    heads, kv_heads, head_size = parse_heads("--shape", text)
     return ModelShape(heads=heads, kv_heads=kv_heads, head_size=head_size, layers=layers)
 
 

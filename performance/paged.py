@@ -34,6 +34,7 @@ class Case:
     table: "torch.Tensor"  # [n] int32, logical page -> physical page
     outputs: "torch.Tensor"  # [layers, q_heads, head_size], of the queries' type, or float32 on a CPU
     scale: float  # multiplies q·k before the softmax
+    served: "torch.Tensor | None" = None  # the outputs that were captured with the queries
 
     @property
     def layers(self) -> int:
@@ -48,8 +49,8 @@ class Case:
 def count_layers(shape: LayerShape, context: int, *, least: int, cache_bytes: int) -> int:
     """Return how many layers to rotate: at least `least`, and as many as hold CACHE_TIMES the L2 cache in KV.
 
-    Then whatever of a layer's KV was left in the cache is gone when its turn comes again. Never more than
-    MOST_LAYERS, unless `least` is.
+    A cache that drops what was used longest ago then holds nothing of a layer's KV when its turn comes again; how a
+    GPU's L2 replaces is not published, so some of it may be left. Never more than MOST_LAYERS, unless `least` is.
     """
     wanted = -(-CACHE_TIMES * cache_bytes // shape.kv_bytes(context))
     return max(least, min(MOST_LAYERS, wanted))
@@ -144,16 +145,18 @@ def load_case(capture: "Capture", *, layers: int, device: str) -> Case:
         for layer in range(layers):
             pair = [each[layer % capture.layers].to(device) for each in (keys, values)]
             caches.append(torch.stack(pair, dim=1))
-        query = queries[:].to(device)
+        query, output = queries[:].to(device), file.get_tensor("output").to(device)
+    order = torch.arange(layers, device=device) % capture.layers
     return Case(
         shape=capture.shape,
         context=capture.context,
         longest=capture.context,
-        queries=query[torch.arange(layers, device=device) % capture.layers],
+        queries=query[order],
         caches=caches,
         table=torch.arange(capture.shape.pages(capture.context), dtype=torch.int32, device=device),
         outputs=_outputs(capture.shape, layers, device),
         scale=capture.scale,
+        served=output[order],
     )
 
 

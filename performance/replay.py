@@ -2,8 +2,8 @@
 
 Each kernel is captured in a CUDA graph that attends to the KV of all layers in turn, so that no layer finds its KV in
 the L2 cache. The graphs are replayed alternately; times are medians, and a kernel's gain is the median of its ratios to
-the yardstick within one round. The yardstick runs twice: what its two rows differ by is noise. What the graph wrote for
-each layer is compared with float64.
+the yardstick within one round. The yardstick runs twice, the second time in the middle of a round: what its two rows
+differ by is noise. What the graph wrote for each layer is compared with float64.
 """
 
 import argparse
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from evalsuite.errors import UserError
 from evalsuite.progress import say
-from evalsuite_performance.layer_shape import LayerShape, parse_count, parse_counts, parse_heads
+from evalsuite_performance.layer_shape import LayerShape, parse_heads
+from evalsuite_performance.options import whole_from_one, whole_numbers
 
 if TYPE_CHECKING:
     from evalsuite_performance.candidate import Candidate
@@ -39,29 +40,31 @@ def add_parser(commands: Any) -> None:
         "Exit code 1 if an output is wrong.",
     )
     parser.add_argument("--heads", metavar="Q/KV/SIZE", help="query heads, KV heads, head size (default 24/4/256)")
-    parser.add_argument("--page", metavar="N", help="KV positions per page (default 784)")
-    parser.add_argument("--context", metavar="N,...", help="KV positions (default 4096,32768,131072; CPU 1024,4096)")
+    parser.add_argument("--page", type=whole_from_one, metavar="N", help="KV positions per page (default 784)")
+    parser.add_argument("--context", type=whole_numbers, metavar="N,...",
+                        help="KV positions (default 4096,32768,131072; CPU 1024,4096)")  # fmt: skip
     parser.add_argument("--kv", type=Path, metavar="FILE", help="real queries and KV, from `evalsuite capture`")
-    parser.add_argument("--splits", metavar="N,...", help="split counts to force on FA2 (default 8,16,32,64,128)")
-    parser.add_argument("--segments", metavar="N,...", help="segment counts of vLLM's Triton (default 16,32,64,128)")
+    parser.add_argument("--splits", type=whole_numbers, default=SPLITS, metavar="N,...",
+                        help="split counts to force on FA2 (default 8,16,32,64,128)")  # fmt: skip
+    parser.add_argument("--segments", type=whole_numbers, default=SEGMENTS, metavar="N,...",
+                        help="segment counts of vLLM's Triton (default 16,32,64,128)")  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="DIR", help="write replay.json, .csv, .md and .svg there")
     parser.set_defaults(call=replay)
 
 
 def replay(args: argparse.Namespace) -> int:
     """Measure, print the tables, write the files that were asked for. Returns 1 if an output is wrong, else 0."""
-    splits = parse_counts("--splits", args.splits) if args.splits else SPLITS
-    segments = parse_counts("--segments", args.segments) if args.segments else SEGMENTS
     capture, shape, contexts = choose_input(args)
     device = choose_device()
     contexts = contexts or CONTEXTS[device]
-    make_folder(args.out)
     from evalsuite_performance.kernels import list_candidates
     from evalsuite_performance.paged import free_bytes
     from evalsuite_performance.replay_output import format_context, format_heading, write
     from evalsuite_performance.timing import copy_bandwidth
+    from evalsuite_performance.workload import prepare_folder
 
-    candidates = list_candidates(device, splits=splits, segments=segments)
+    prepare_folder(args.out, "replay")
+    candidates = list_candidates(device, splits=args.splits, segments=args.segments)
     layers = {context: plan_layers(shape, context, capture, device) for context in contexts}
     copy = round(copy_bandwidth(free_bytes(device)), 1) if device == "cuda" else None
     report = describe_run(device, shape, capture, copy)
@@ -92,26 +95,21 @@ def replay(args: argparse.Namespace) -> int:
 def choose_input(args: argparse.Namespace) -> "tuple[Capture | None, LayerShape, tuple[int, ...]]":
     """Return the capture if there is one, the shape, and the contexts, which are empty where the default holds.
 
-    Raises UserError for malformed options, and for options that a capture contradicts.
+    Raises UserError for heads that are none, and for options that a capture contradicts.
     """
-    heads = parse_heads(args.heads) if args.heads else None
-    page = parse_count("--page", args.page) if args.page else None
-    contexts = parse_counts("--context", args.context) if args.context else ()
+    heads = parse_heads("--heads", args.heads) if args.heads else None
     if args.kv is None:
         q_heads, kv_heads, head_size = heads or HEADS
-        return (
-            None,
-            LayerShape(q_heads=q_heads, kv_heads=kv_heads, head_size=head_size, page_size=page or PAGE),
-            contexts,
-        )
+        shape = LayerShape(q_heads=q_heads, kv_heads=kv_heads, head_size=head_size, page_size=args.page or PAGE)
+        return None, shape, args.context or ()
     from evalsuite_performance.capture_file import open_capture
 
     capture = open_capture(args.kv)
     shape = capture.shape
     for option, wanted, stored in (
         ("--heads", heads, (shape.q_heads, shape.kv_heads, shape.head_size)),
-        ("--page", page, shape.page_size),
-        ("--context", contexts or None, (capture.context,)),
+        ("--page", args.page, shape.page_size),
+        ("--context", args.context, (capture.context,)),
     ):
         if wanted not in (None, stored):
             raise UserError(
@@ -134,16 +132,6 @@ def choose_device() -> str:
         "answer; their times say nothing of any kernel"
     )
     return "cpu"
-
-
-def make_folder(folder: Path | None) -> None:
-    """Make the output folder before anything is measured. Raises UserError if that cannot be done."""
-    if folder is None:
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {folder} cannot be made ({error.strerror or error}); name another folder") from error
 
 
 def plan_layers(shape: LayerShape, context: int, capture: "Capture | None", device: str) -> int:

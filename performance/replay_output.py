@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.progress import say
+from evalsuite.render import markdown_table, text_table
 from evalsuite_performance.trials import NOISE
 
 
@@ -31,26 +32,17 @@ def format_heading(report: dict[str, Any]) -> str:
 def format_context(report: dict[str, Any], result: dict[str, Any]) -> str:
     """Return the lines of one context: what was read, the noise, and a table of all kernels."""
     lines = ["", f"context {result['context']}: {_describe_kv(report, result)}", _describe_noise(report, result), ""]
-    header, rows = _table(report, result)
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-    for row in [header, *rows]:
-        cells = [cell.ljust(width) if i in (0, len(row) - 1) else cell.rjust(width) for i, (cell, width) in
-                 enumerate(zip(row, widths, strict=True))]  # fmt: skip
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    return "\n".join([*lines, *text_table(_rows(report, result))])
 
 
 def format_markdown(report: dict[str, Any]) -> str:
     """Return the whole report as Markdown."""
-    lines = ["# Attention alone", "", f"`{report['command']}`", "", format_heading(report) + "."]
+    blocks = ["# Attention alone", f"`{report['command']}`", format_heading(report) + "."]
     for result in report["contexts"]:
-        header, rows = _table(report, result)
-        lines += ["", f"## Context {result['context']}", ""]
-        lines += [f"{_describe_kv(report, result)}; {_describe_noise(report, result)}.", ""]
-        lines.append("| " + " | ".join(header) + " |")
-        lines.append("| --- |" + " ---: |" * (len(header) - 2) + " --- |")
-        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
+        blocks.append(f"## Context {result['context']}")
+        blocks.append(f"{_describe_kv(report, result)}; {_describe_noise(report, result)}.")
+        blocks.append(markdown_table(_rows(report, result)))
+    return "\n\n".join(blocks) + "\n"
 
 
 def format_csv(report: dict[str, Any]) -> str:
@@ -76,26 +68,23 @@ def write(folder: Path, report: dict[str, Any]) -> None:
     (folder / "replay.json").write_text(text + "\n", encoding="utf-8")
     (folder / "replay.csv").write_text(format_csv(report), encoding="utf-8")
     (folder / "replay.md").write_text(format_markdown(report), encoding="utf-8")
-    draw(folder / "replay.svg", report)
+    draw(report, folder / "replay.svg")
 
 
-def draw(path: Path, report: dict[str, Any]) -> bool:
-    """Draw the time of each kernel per context, and the time of a copy of the same bytes; say so if that is impossible.
+def draw(report: dict[str, Any], file: Path) -> None:
+    """Draw the time of each kernel per context, and that of a copy of its bytes; say so where matplotlib is missing.
 
-    Returns whether the plot was drawn.
+    Nothing is drawn of a CPU: times of the reference implementations are nothing to look at.
     """
-    if report["device"] != "cuda":
-        return False  # times of the reference implementations are nothing to look at
+    results = [result for result in report["contexts"] if result["yardstick"] and report["device"] == "cuda"]
+    if not results:
+        return
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
-        say(f"{path.name} was not drawn: matplotlib is not installed; `pip install matplotlib`, and draw it from "
-            "replay.json")  # fmt: skip
-        return False
-    results = [result for result in report["contexts"] if result["yardstick"]]
-    if not results:
-        return False
+        say(f"{file.name} is not drawn: matplotlib is not installed; `pip install matplotlib`")
+        return
     with rc_context({"svg.hashsalt": "evalsuite", "font.size": 8}):
         figure = Figure(figsize=(4 * len(results) + 1, 4), layout="constrained")
         for axes, result in zip(figure.subplots(1, len(results), squeeze=False)[0], results, strict=True):
@@ -103,13 +92,12 @@ def draw(path: Path, report: dict[str, Any]) -> bool:
             names = [_name(row) for row in rows]
             colours = ["tab:orange" if "ours" in row["kernel"] else "tab:blue" for row in rows]
             axes.barh(names, [row["microseconds"] for row in rows], color=colours)
-            floor = result["kv_bytes"] / report["copy_gigabytes_per_second"] / 1e3
-            axes.axvline(floor, color="black", linestyle="--", linewidth=1)
+            copy = result["kv_bytes"] / report["copy_gigabytes_per_second"] / 1e3
+            axes.axvline(copy, color="black", linestyle="--", linewidth=1)
             axes.set_title(f"context {result['context']}")
             axes.set_xlabel("µs per layer (dashed: copy bandwidth)")
         figure.suptitle(f"Attention of one decode step, {report['environment']['gpu']}")
-        figure.savefig(path, metadata={"Date": None})
-    return True
+        figure.savefig(file, metadata={"Date": None})
 
 
 def _describe_kv(report: dict[str, Any], result: dict[str, Any]) -> str:
@@ -142,25 +130,26 @@ def _name(row: dict[str, Any]) -> str:
     return f"{row['kernel']}: {row['parts']} {word}{'s' if row['parts'] != 1 else ''}"
 
 
-def _table(report: dict[str, Any], result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return the heading and the rows of a context's table as text."""
+def _rows(report: dict[str, Any], result: dict[str, Any]) -> list[list[str]]:
+    """Return the rows of a context's table, its head first."""
     on_gpu = report["device"] == "cuda"
     header = ["kernel", "µs" if on_gpu else "µs (reference on a CPU)", "relative error", "note"]
     if on_gpu:
         header[2:2] = [f"x {result['yardstick'] or 'yardstick'}", "GB/s", "of copy"]
     timed = [row for row in result["rows"] if row["microseconds"] is not None]
     fastest = min(timed, key=lambda row: row["microseconds"], default=None)
-    rows = []
+    rows = [header]
     for row in result["rows"]:
         if row["skipped"] is not None:
             rows.append([row["kernel"], *["-"] * (len(header) - 2), f"skipped: {row['skipped']}"])
             continue
         error = "NaN" if row["relative_error"] is None else f"{row['relative_error']:.2e}"
-        note = "WRONG" if row["wrong"] else "fastest" if on_gpu and row is fastest else ""
+        verdict = "WRONG" if row["wrong"] else "fastest" if on_gpu and row is fastest else None
+        note = "; ".join(filter(None, (verdict, row["note"])))
         cells = [_name(row), f"{row['microseconds']:.1f}", error, note]
         if on_gpu:
             cells[2:2] = [
                 f"{row['gain']:.3f}", f"{row['gigabytes_per_second']:.0f}", f"{row['copy_share']:.0%}"
             ]  # fmt: skip
         rows.append(cells)
-    return header, rows
+    return rows

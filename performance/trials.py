@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from evalsuite.errors import UserError
 from evalsuite.progress import announce
 from evalsuite_performance.candidate import Candidate, Refused
 from evalsuite_performance.paged import Case
@@ -27,6 +28,8 @@ class Row:
     """Why it did not run."""
     parts: int | None = None
     """Into how many splits or segments it cut the history."""
+    note: str | None = None
+    """What sets it apart from the kernel in a server."""
     relative_error: float | None = None
     """Against float64: ‖output - exact‖ / ‖exact‖ of the worst layer. None for an output that holds NaN."""
     wrong: bool = False
@@ -34,6 +37,9 @@ class Row:
     """Median time for one layer."""
     gain: float | None = None
     """How many times as fast as the yardstick: median of the ratios within one round."""
+    gain_lower_quartile: float | None = None
+    gain_upper_quartile: float | None = None
+    """Half of the rounds' ratios lie between the quartiles."""
     gigabytes_per_second: float | None = None
     """The KV's bytes over the time."""
     copy_share: float | None = None
@@ -54,24 +60,28 @@ def compare_kernels(
 ) -> dict[str, Any]:
     """Return the report's entry of the case's context, as JSON values.
 
-    "yardstick" is the first candidate that ran, or null. On a GPU it runs twice; "noise" is by how much its second row
-    was faster, and "noisy" says whether that is more than NOISE. `copy` is the copy bandwidth in GB/s; where there is
-    none, on a CPU, rows hold times and errors only.
+    "yardstick" is the first candidate that ran, or null. `copy` is the copy bandwidth in GB/s; where there is none, on
+    a CPU, rows hold times and errors only. Else the yardstick runs twice; "noise" is by how much its second row was
+    faster, and "noisy" says whether that is more than NOISE. Raises UserError where `check_served` does.
     """
     exact = exact_outputs(case)
+    check_served(case, exact)
     tried = [try_candidate(candidate, case, exact, device) for candidate in candidates]
     yardstick = next((each for each in tried if each.replay), None)
     control = None
-    if yardstick and device == "cuda":
+    if yardstick and copy is not None:
         control = replace(yardstick.candidate, name=f"{yardstick.candidate.name}, again")
         tried.append(try_candidate(control, case, exact, device))
     announce(f"context {case.context}: timing")
-    replays = {each.candidate.name: each.replay for each in tried if each.replay}
+    order = [each for each in tried if each.replay]
+    if control:  # in the middle: as the last it would mirror the yardstick, and share whatever the ends of a round do
+        order.insert(len(order) // 2, order.pop())
+    replays = {each.candidate.name: each.replay for each in order if each.replay}
     times = time_rounds(replays, rounds=rounds, device=device)
     announce("")
     rows = [each.row for each in tried]
     if yardstick:
-        plain = relative_error(plain_outputs(case), exact)
+        plain = relative_error(plain_outputs(case, case.outputs.dtype), exact)
         rows = [judge(each, yardstick, plain) for each in tried]
         rows = [add_times(row, times, yardstick.candidate.name, case, copy) for row in rows]
     gains = {row.kernel: row.gain for row in rows}
@@ -99,7 +109,8 @@ def try_candidate(candidate: Candidate, case: Case, exact: "torch.Tensor", devic
     replay()
     error = relative_error(case.outputs, exact)
     shown = float(f"{error:.3e}") if math.isfinite(error) else None
-    return Tried(candidate=candidate, row=Row(kernel=candidate.name, parts=parts, relative_error=shown), replay=replay)
+    row = Row(kernel=candidate.name, parts=parts, note=candidate.note, relative_error=shown)
+    return Tried(candidate=candidate, row=row, replay=replay)
 
 
 def bind(candidate: Candidate, case: Case, device: str) -> tuple[Replay, int | None]:
@@ -149,17 +160,15 @@ def exact_outputs(case: Case) -> "torch.Tensor":
     return exact
 
 
-def plain_outputs(case: Case) -> "torch.Tensor":
-    """Return what plain PyTorch makes of every layer in the type that the kernels write."""
+def plain_outputs(case: Case, dtype: "torch.dtype") -> "torch.Tensor":
+    """Return what plain PyTorch makes of every layer in a type."""
     import torch
     from evalsuite_attention.reference import paged_attention
 
     outputs = []
     for index in range(case.layers):
-        query, keys, values, output = case.layer(index)
-        outputs.append(
-            paged_attention(query, keys, values, case.table, case.context, scale=case.scale, dtype=output.dtype)
-        )
+        query, keys, values, _ = case.layer(index)
+        outputs.append(paged_attention(query, keys, values, case.table, case.context, scale=case.scale, dtype=dtype))
     return torch.stack(outputs)
 
 
@@ -167,6 +176,22 @@ def relative_error(outputs: "torch.Tensor", exact: "torch.Tensor") -> float:
     """Return ‖output - exact‖ / ‖exact‖ of the worst layer; NaN if an output holds NaN."""
     distance = (outputs.double() - exact).flatten(1).norm(dim=1)
     return float((distance / exact.flatten(1).norm(dim=1)).max())
+
+
+def check_served(case: Case, exact: "torch.Tensor") -> None:
+    """Raise UserError where the output of a capture is not attention over its KV, within what plain PyTorch rounds.
+
+    So its queries, keys, values, order of pages and scale belong together.
+    """
+    if case.served is None:
+        return
+    error = relative_error(case.served, exact)
+    plain = relative_error(plain_outputs(case, case.served.dtype), exact)
+    if not error <= ERROR_TIMES * plain:
+        raise UserError(
+            f"the output that was captured is not what the captured queries and KV give: relative error {error:.1e}, "
+            f"expected at most {ERROR_TIMES} times that of plain PyTorch, {plain:.1e}; capture it again"
+        )
 
 
 def judge(tried: Tried, yardstick: Tried, plain: float) -> Row:
@@ -186,12 +211,15 @@ def add_times(row: Row, times: dict[str, list[float]], yardstick: str, case: Cas
     microseconds = statistics.median(times[row.kernel]) / case.layers * 1e3
     if copy is None:
         return replace(row, microseconds=round(microseconds, 3))
-    pairs = zip(times[yardstick], times[row.kernel], strict=True)
+    ratios = [first / own for first, own in zip(times[yardstick], times[row.kernel], strict=True)]
+    lower, gain, upper = (round(each, 5) for each in statistics.quantiles(ratios, n=4, method="inclusive"))
     speed = case.shape.kv_bytes(case.context) / microseconds / 1e3
     return replace(
         row,
         microseconds=round(microseconds, 3),
-        gain=round(statistics.median(first / own for first, own in pairs), 5),
+        gain=gain,
+        gain_lower_quartile=lower,
+        gain_upper_quartile=upper,
         gigabytes_per_second=round(speed, 1),
         copy_share=round(speed / copy, 4),
     )

@@ -67,10 +67,9 @@ def test_the_file_says_what_was_served(captured):
 def test_exact_attention_over_the_captured_kv_is_what_the_kernel_wrote(captured):
     """So query, keys, values, page order and scale belong together, in every layer."""
     case = load_case(captured, layers=30, device="cpu")
-    served = read(captured)["output"]
-    exact, plain = exact_outputs(case), plain_outputs(case).bfloat16()
-    assert relative_error(served, exact) <= 2 * relative_error(plain, exact)
-    shifted = torch.roll(served, 1, dims=0)
+    exact, plain = exact_outputs(case), plain_outputs(case, torch.float32).bfloat16()
+    assert relative_error(case.served, exact) <= 2 * relative_error(plain, exact)
+    shifted = torch.roll(case.served, 1, dims=0)
     assert relative_error(shifted, exact) > 0.1
 
 
@@ -102,7 +101,6 @@ def read(capture):
     "changes, found",
     [
         ({"--context": "1"}, "--context 1 holds no history"),
-        ({"--context": "many"}, "--context many is no whole number"),
         ({"--context": "8193"}, "--context 8193 is more than the 8192 positions"),
         ({"--out": "name.bin"}, "--out name.bin cannot be written; expected NAME.safetensors"),
         ({"--out": "/no/such/a.safetensors"}, "in a folder that exists"),

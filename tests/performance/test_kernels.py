@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="test_replay_g
 
 SCRIPT = """
 import dataclasses, json, math, types
+import torch
 from triton.backends import backends
 # vLLM's CPU build switches Triton off unless it finds a backend; the interpreter needs none
 backends["cpu"] = types.SimpleNamespace(driver=types.SimpleNamespace(is_active=lambda: True))
@@ -29,7 +30,7 @@ shape = LayerShape(q_heads=6, kv_heads=2, head_size=64, page_size=48, dtype="flo
 case = make_case(shape, 130, longest=300, layers=2, device="cpu")
 case = dataclasses.replace(case, outputs=case.outputs.half())
 exact = exact_outputs(case)
-report = {"plain": relative_error(plain_outputs(case), exact)}
+report = {"plain": relative_error(plain_outputs(case, torch.float16), exact)}
 odd = make_case(dataclasses.replace(shape, page_size=50), 130, longest=300, layers=1, device="cpu")
 for candidate in kernels.list_candidates("cuda", splits=(8,), segments=(4, 6, 16)):
     found = []

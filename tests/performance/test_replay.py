@@ -7,13 +7,15 @@ import argparse
 import csv
 import json
 import math
+import re
 from functools import partial
 
 import pytest
 import torch
-from evalsuite_attention.reference import segment_attention
+from evalsuite_attention.reference import paged_attention, segment_attention
 
 from evalsuite.errors import UserError
+from evalsuite.render import markdown_table
 from evalsuite_performance.candidate import Built, Candidate, Refused
 from evalsuite_performance.capture_file import open_capture, save_capture
 from evalsuite_performance.flash_kernels import fa2_auto_splits
@@ -23,7 +25,7 @@ from evalsuite_performance.paged import check_fits, count_layers, largest_contex
 from evalsuite_performance.replay import add_parser
 from evalsuite_performance.replay_output import draw, format_context, format_csv, format_markdown
 from evalsuite_performance.timing import Replay, time_rounds
-from evalsuite_performance.trials import compare_kernels, exact_outputs, relative_error
+from evalsuite_performance.trials import Row, add_times, compare_kernels, exact_outputs, relative_error
 
 SMALL = LayerShape(q_heads=6, kv_heads=2, head_size=64, page_size=48)
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="what happens where there is no GPU")
@@ -41,13 +43,19 @@ def make_small(context=200, layers=2):
     return make_case(SMALL, context, longest=context, layers=layers, device="cpu")
 
 
-def capture_file(path, *, context=200, said=None, layers=3):
-    """Write a capture of made-up tensors, whose context is said to be `said`, and return its path."""
+def capture_file(path, *, context=200, said=None, layers=3, shift=0):
+    """Write a capture of made-up tensors, whose context is said to be `said`, and return its path.
+
+    Each layer's output is that of the layer `shift` before it.
+    """
     pages = SMALL.pages(context)
     generator = torch.Generator().manual_seed(0)
-    query, output = torch.randn(2, layers, SMALL.q_heads, SMALL.head_size, generator=generator).bfloat16()
+    query = torch.randn(layers, SMALL.q_heads, SMALL.head_size, generator=generator).bfloat16()
     size = (2, layers, pages, SMALL.page_size, SMALL.kv_heads, SMALL.head_size)
     keys, values = torch.randn(size, generator=generator).bfloat16()
+    table = torch.arange(pages)
+    outputs = [paged_attention(*each, table, context, scale=0.25) for each in zip(query, keys, values, strict=True)]
+    output = torch.stack(outputs).bfloat16().roll(shift, dims=0)
     details = {"context": said or context, "scale": 0.25, "model": "made-up"}
     save_capture(path, {"query": query, "keys": keys, "values": values, "output": output}, details)
     return path
@@ -78,7 +86,7 @@ def test_without_a_gpu_the_references_run_agree_and_are_marked(tmp_path, capsys)
     assert printed.err.count("\n") == 1 and printed.err.startswith("no NVIDIA GPU here")
     assert printed.out.count("correctness only") == 2
     report = json.loads((out / "replay.json").read_text())
-    assert [result["context"] for result in report["contexts"]] == [200, 47]
+    assert [result["context"] for result in report["contexts"]] == [47, 200]
     for result in report["contexts"]:
         names = [row["kernel"] for row in result["rows"]]
         assert names == [
@@ -99,25 +107,34 @@ def test_without_a_gpu_the_references_run_agree_and_are_marked(tmp_path, capsys)
     [
         (["--heads", "24"], "--heads 24 is no shape"),
         (["--heads", "24/0/256"], "--heads 24/0/256 is no shape"),
-        (["--heads", "24/5/256"], "24 query heads cannot share 5 KV heads"),
-        (["--page", "-16"], "--page -16 is no whole number"),
-        (["--context", "4096,,"], "--context 4096,, is no list"),
-        (["--context", "4k"], "--context 4k is no list"),
-        (["--splits", "0"], "--splits 0 is no list"),
-        (["--segments", "1.5"], "--segments 1.5 is no list"),
-        (["--out", "/proc/no"], "--out /proc/no cannot be made"),
+        (["--heads", "24/5/256"], "--heads 24/5/256: 24 query heads cannot share 5 KV heads"),
+        (["--heads", "24/4/250"], "--heads 24/4/250: head size 250 suits no attention kernel"),
+        (["--out", "/proc/no"], "/proc/no cannot be written"),
         (["--kv", "/no/such.safetensors"], "does not exist"),
     ],
 )
 def test_wrong_options_are_one_line_that_says_what_to_do(options, found):
     with pytest.raises(UserError, match="^.*" + found.replace("/", "\\/") + ".*$") as caught:
-        run(*options[:1], *options[1:])
+        run(*options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "option, text, found",
+    [("--page", "-16", "-16"), ("--context", "4096,,", ""), ("--context", "4k", "4k"), ("--splits", "0", "0"),
+     ("--segments", "16,1.5", "1.5"), ("--context", "1048577", "1048577"), ("--page", "²", "²")],
+)  # fmt: skip
+def test_what_is_no_number_is_named_with_its_option_and_what_was_expected(option, text, found, capsys):
+    with pytest.raises(SystemExit) as caught:
+        run(option, text)
+    assert caught.value.code == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.endswith(f"argument {option}: {found!r} is not a whole number from 1 to 1048576")
 
 
 def test_too_large_a_context_is_refused_with_the_largest_that_fits():
     with pytest.raises(UserError, match=r"^out of memory: .* the largest context that fits is [1-9][0-9]*$"):
-        run("--context", 900_000_000)
+        run("--heads", "4096/4096/256", "--page", 16, "--context", 1 << 20)
 
 
 @pytest.mark.parametrize("free", [1 << 31, 1 << 34, 143 << 30])
@@ -148,6 +165,26 @@ def test_a_round_times_every_replay_once_and_every_other_round_in_reverse():
     times = time_rounds(replays, rounds=3, device="cpu")
     assert {name: len(values) for name, values in times.items()} == {"a": 3, "b": 3, "c": 3}
     assert "".join(order) in ("cbaabccbaabc", "abccbaabccba")
+
+
+def test_the_control_is_timed_in_the_middle_of_a_round_and_is_the_last_row():
+    """At the end that is the yardstick's mirror, a bias of the ends would cancel in the control, not in the gains."""
+    order = []
+
+    def bind(name):
+        return lambda case: Built(launch=lambda index: order.append(name))
+
+    candidates = [Candidate(name=name, build=bind(name)) for name in "abcd"]
+    result = compare_kernels(make_small(layers=1), candidates, device="cpu", rounds=3, copy=100.0)
+    assert [row["kernel"] for row in result["rows"]] == ["a", "b", "c", "d", "a, again"]
+    assert "".join(order) == "abcda" + 2 * "dcabaabacd"
+    assert result["noise"] == round(result["rows"][-1]["gain"] - 1, 5)
+
+
+def test_a_gain_is_stored_with_its_quartiles_over_the_rounds():
+    times = {"first": [1.0] * 5, "other": [0.5, 0.1, 0.25, 0.4, 0.2]}  # 2, 2.5, 4, 5 and 10 times as fast
+    row = add_times(Row(kernel="other"), times, "first", make_small(), 100.0)
+    assert (row.gain_lower_quartile, row.gain, row.gain_upper_quartile) == (2.5, 4.0, 5.0)
 
 
 def averaged(case):
@@ -243,12 +280,14 @@ def gpu_report(noise):
     """Return a report as a GPU would have it."""
     row = {
         "kernel": "FA2 auto", "skipped": None, "parts": 64, "relative_error": 2e-3, "wrong": False,
-        "microseconds": 57.5, "gain": 1.0, "gigabytes_per_second": 2334.0, "copy_share": 0.55,
+        "microseconds": 57.5, "gain": 1.0, "gain_lower_quartile": 0.99, "gain_upper_quartile": 1.01,
+        "gigabytes_per_second": 2334.0, "copy_share": 0.55, "note": None,
     }  # fmt: skip
+    again = row | {"kernel": "FA2 auto, again", "gain": 1 + noise, "note": "a | b"}
     refused = dict.fromkeys(row) | {"kernel": "FlashInfer", "skipped": "not installed", "wrong": False}
     result = {
         "context": 32768, "layers": 16, "kv_bytes": 134217728, "yardstick": "FA2 auto", "noise": noise,
-        "noisy": abs(noise) > 0.01, "rows": [row, row | {"kernel": "FA2 auto, again", "gain": 1 + noise}, refused],
+        "noisy": abs(noise) > 0.01, "rows": [row, again, refused],
     }  # fmt: skip
     environment = dict.fromkeys(("gpu", "driver", "vllm", "torch", "triton", "cpu"), "x")
     return {
@@ -268,9 +307,17 @@ def test_noise_of_more_than_one_percent_is_said_above_the_table():
 def test_the_table_shows_what_fa2_chose_and_what_was_skipped_and_the_plot_is_the_same_each_time(tmp_path):
     report = gpu_report(0.001)
     text = format_context(report, report["contexts"][0])
-    assert "FA2 auto: 64 splits" in text and "skipped: not installed" in text and "55%" in text
+    head = ("kernel", "µs", "x FA2 auto", "GB/s", "of copy", "relative error", "note")
+    rows = [
+        ("FA2 auto: 64 splits", "57.5", "1.000", "2334", "55%", "2.00e-03", "fastest"),
+        ("FA2 auto, again: 64 splits", "57.5", "1.001", "2334", "55%", "2.00e-03", "a | b"),
+        ("FlashInfer", *"-----", "skipped: not installed"),
+    ]
+    assert [tuple(re.split("  +", line)) for line in text.splitlines()[-4:]] == [head, *rows]
+    assert markdown_table([head, *rows]) in format_markdown(report)
     assert len(format_csv(report).splitlines()) == 4
-    assert draw(tmp_path / "a.svg", report) and draw(tmp_path / "b.svg", report)
+    draw(report, tmp_path / "a.svg")
+    draw(report, tmp_path / "b.svg")
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
@@ -295,6 +342,13 @@ def test_a_capture_decides_shape_page_and_context(tmp_path, capsys):
     for option, value in (("--heads", "6/3/64"), ("--page", 16), ("--context", 100)):
         with pytest.raises(UserError, match=f"was captured with --heads 6/2/64 --page 48 --context 200, but {option}"):
             run("--kv", path, option, value)
+
+
+@without_gpu
+def test_a_capture_whose_output_is_not_what_its_kv_gives_is_refused(tmp_path):
+    path = capture_file(tmp_path / "c.safetensors", shift=1)
+    with pytest.raises(UserError, match=r"^the output that was captured .* capture it again$"):
+        run("--kv", path)
 
 
 def test_files_that_are_no_capture_are_refused(tmp_path):

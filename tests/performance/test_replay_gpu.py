@@ -37,6 +37,7 @@ def test_every_kernel_is_right_and_forced_counts_run(tmp_path, shape, page):
         for name in ("FA2 auto", "FA2 3 splits", "Triton 16 segments", "split-KV (ours)", "FA2 auto, again"):
             assert rows[name]["skipped"] is None and not rows[name]["wrong"], rows[name]
             assert 0 < rows[name]["relative_error"] < 1e-2
+            assert rows[name]["gain_lower_quartile"] <= rows[name]["gain"] <= rows[name]["gain_upper_quartile"]
         assert rows["FA2 129 splits"]["skipped"] == "takes at most 128 splits"
         assert rows["Triton 24 segments"]["skipped"] == "takes powers of two only"
 
