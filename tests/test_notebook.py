@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -180,3 +181,23 @@ def test_quality_is_that_of_the_recorded_comparisons(shown):
         assert [row["lost"], row["gained"], row["p"]] == [table["lost"], table["gained"], table["regression_p"]]
     drifts = {file.parents[1].name: json.loads(file.read_text()) for file in RESULTS.glob("*/forced/drift.json")}
     assert shown["drift"]["ratio"].to_dict() == {name: drift["ratio"]["ratio"] for name, drift in drifts.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "told"),
+    [
+        ("h200-speed/speed.json", "NVIDIA H200", "NVIDIA T4", "of NVIDIA T4"),
+        ("h200-profile/profile.json", "NVIDIA H200", "NVIDIA T4", "of NVIDIA T4"),
+        ("h200-replay/9-3-64/replay.json", '"q_heads": 9', '"q_heads": 12', "a replay of 12-3-64"),
+        ("h200-replay/24-4-256/replay.json", '"wrong": false', '"wrong": true', "whose output is wrong"),
+    ],
+)
+def test_a_measurement_of_something_else_is_not_drawn(tmp_path, name, old, new, told):
+    (tmp_path / "notebooks").mkdir()
+    shutil.copytree(RESULTS, tmp_path / "results", ignore=shutil.ignore_patterns("*.jsonl", "*.html", "*.svg"))
+    text = (RESULTS / name).read_text()
+    assert old in text
+    (tmp_path / "results" / name).write_text(text.replace(old, new))
+    notebook = nbformat.read(PERFORMANCE, as_version=4)
+    with pytest.raises(CellExecutionError, match=told):
+        NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path / "notebooks")}}).execute()
