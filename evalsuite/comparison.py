@@ -32,6 +32,8 @@ class Table:
     interval: Interval | None
     """Tango's, 95 %. None in a run that may stop early: its length depends on its outcomes, so only `Early` says
     anything of them."""
+    bound: Interval | None
+    """Its lower end is what the data rule out: `interval`, or `Clustered.bound` where pairs are not independent."""
     regression_p: float | None
     """One-sided, small when much was lost: McNemar's mid-p, or `rao_scott`'s p-value for several samples a question. Of
     a run that may stop early 1 / the largest e-value, which holds whenever one stops."""
@@ -63,7 +65,7 @@ class Table:
     @property
     def smallest_margin(self) -> float | None:
         """The smallest loss that the data rule out, a fraction; None where they rule out none."""
-        return None if self.interval is None or self.interval.low <= -1 else max(0.0, -self.interval.low)
+        return None if self.bound is None or self.bound.low <= -1 else max(0.0, -self.bound.low)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +123,12 @@ class Comparison:
     arms: Mapping[str, ArmFigures]
     same_arms: bool
     """An A/A run: both arms are configured alike."""
+    same_logprobs: int
+    """Pairs whose logprobs are equal to the last bit, of those with more than the prefill's own token."""
+    with_logprobs: int
+    """How many pairs those are."""
+    planned_margin: float | None
+    """The largest loss that the run was planned to accept, a fraction."""
     problems: tuple[str, ...]
     """Why the pairs are no evidence, one line each. Any makes the verdict INVALID."""
     early: Early | None = None
@@ -140,23 +148,25 @@ def tabulate(pairs: Sequence[Pair], *, worst_case: bool = False, fixed: bool = T
     """
     outcomes = [pair.worst_outcome if worst_case else pair.outcome for pair in pairs]
     count = Counter(outcomes)
-    interval, p, test, effect = None, None, None, None
+    interval, bound, p, test, effect = None, None, None, None, None
     if not fixed:
         pass
     elif _independent(pairs):
         lost, gained, effect = count["lost"], count["gained"], 1.0
-        interval = tango_interval(lost=lost, gained=gained, pairs=len(pairs))
+        interval = bound = tango_interval(lost=lost, gained=gained, pairs=len(pairs))
         test = mcnemar(lost=lost, gained=gained)
         p = test.midp_one_sided
     else:
         clustered = _by_cluster(pairs, outcomes)
-        interval, p, effect = clustered.interval, clustered.p_regression, clustered.design_effect
+        interval, bound, effect = clustered.interval, clustered.bound, clustered.design_effect
+        p = clustered.p_regression
     return Table(
         kept=count["kept"],
         lost=count["lost"],
         gained=count["gained"],
         missed=count["missed"],
         interval=interval,
+        bound=bound,
         regression_p=p,
         test=test,
         design_effect=effect,
@@ -212,9 +222,10 @@ def compare(run: Run, grades: Grades) -> Comparison:
     if not fixed:
         pairs = early.finished(run, pairs)
     arms: dict[str, ArmFigures] = {arm: _figures(run, arm, grades) for arm in ARMS}
-    table, shown = tabulate(pairs, fixed=fixed), early.read(run, pairs)
+    table, shown, refused = tabulate(pairs, fixed=fixed), early.read(run, pairs), early.find_problem(run.meta)
     if shown is not None:
         table = replace(table, regression_p=shown.weigh(margin=shown.margin, alpha=shown.alpha).p_regression)
+    equal = _equal_logprobs(run, pairs)
     return Comparison(
         pairs=pairs,
         questions=len({pair.question for pair in pairs}),
@@ -226,9 +237,22 @@ def compare(run: Run, grades: Grades) -> Comparison:
         errors=count_incidence(pairs, "error", fixed=fixed),
         arms=arms,
         same_arms=_configured_alike(run.meta["arms"]),
-        problems=tuple(find_problems(run, {arm: arms[arm].proof for arm in ARMS})),
+        same_logprobs=sum(equal),
+        with_logprobs=len(equal),
+        planned_margin=run.meta.get("margin"),
+        problems=(*([refused] if refused else ()), *find_problems(run, {arm: arms[arm].proof for arm in ARMS})),
         early=shown,
     )
+
+
+def _equal_logprobs(run: Run, pairs: Sequence[Pair]) -> list[bool]:
+    """Return for each pair that both arms recorded logprobs of whether they are equal to the last bit.
+
+    Two kernels may agree in the first token's, which comes from the prefill.
+    """
+    one, other = (by_key(run.responses[arm]) for arm in ARMS)
+    both = ((one[pair.question, pair.sample], other[pair.question, pair.sample]) for pair in pairs)
+    return [b.logprobs == c.logprobs for b, c in both if b.logprobs and c.logprobs and len(b.logprobs) > 1]
 
 
 def configuration(arm: Mapping[str, Any]) -> dict[str, Any]:

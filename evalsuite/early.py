@@ -14,14 +14,15 @@ An errored response is not right where a regression is looked for, and goes agai
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from typing import Any
 
 from evalsuite.journal import Run
 from evalsuite.pairing import Outcome, Pair
 from evalsuite.records import Question
-from evalsuite.statistics import ConfidenceSequence, Evidence, confidence_sequence, watch
+from evalsuite.statistics import LEAST_MARGIN, ConfidenceSequence, Evidence, confidence_sequence, watch
 
 ALPHA = 0.05
 """What a run is planned with: the chance accepted for each of PASS and FAIL that it is ever said falsely."""
@@ -85,9 +86,23 @@ def finished(run: Run, pairs: Sequence[Pair]) -> tuple[Pair, ...]:
     return tuple(pair for pair in pairs if pair.question in whole)
 
 
+def find_problem(meta: Mapping[str, Any]) -> str | None:
+    """Return why nothing may be concluded from a run.json with --stop-early, None where it holds what `run` writes."""
+    if not meta.get("stop_early"):
+        return None
+    if not 0 < (alpha := meta["stop_early"]["alpha"]) <= ALPHA:
+        return f"run.json stops early at alpha {alpha:g}; expected {ALPHA:g}, which `run` writes, or less"
+    if not LEAST_MARGIN <= (margin := meta["margin"]) < 1:
+        return f"run.json stops early with margin {margin:g}; expected a fraction from {LEAST_MARGIN:g} to below 1"
+    return None
+
+
 def read(run: Run, pairs: Sequence[Pair]) -> Early | None:
-    """Return what a run with --stop-early has shown in its finished `pairs`; None for any other run."""
-    if not run.meta.get("stop_early"):
+    """Return what a run with --stop-early has shown in its finished `pairs`; None for any other run.
+
+    None, too, where `find_problem` finds one.
+    """
+    if not run.meta.get("stop_early") or find_problem(run.meta):
         return None
     return Early(
         planned=len(run.questions),

@@ -77,7 +77,8 @@ def _detectable(pairs: int) -> Iterator[str]:
 def _needed(pairs: int) -> Iterator[str]:
     yield "Questions to show a margin in 80 % of runs of arms that do not truly differ"
     yield "(one-sided alpha 0.05; 5 looks: planned, O'Brien-Fleming; equivalence: two tests at 0.05;"
-    yield f"stop early: simulated, error some 3 %; samples of each of {count(pairs, 'question')}: at least)"
+    yield f"stop early: simulated, error some 3 %; samples of each of {count(pairs, 'question')}: at least, and PASS"
+    yield "takes more, as questions that are wholly lost may not have been drawn: give --margin)"
     needed = planning.needed(pairs=pairs, margins=SHOWN_MARGINS)
     head = ("margin", "discordance", "Nam/Liu", "5 looks most", "mean", "stop early median", "80 %")
     yield from text_table(

@@ -36,7 +36,8 @@ class Plan:
     questions_needed: int | None
     """Questions for the margin, at the power wanted."""
     samples_needed: int | None
-    """Samples of each question instead, if discordance is nothing but the noise of sampling; else it takes more."""
+    """Samples of each question instead, if discordance is nothing but the noise of sampling; else it takes more. None
+    where no number of samples is enough, see `statistics.samples_to_prove`."""
     early_stop: statistics.Stopping | None
     """When `run --stop-early` would accept arms that do not truly differ; None above `EXACT_QUESTIONS`."""
     hours: float | None
@@ -86,7 +87,8 @@ class Needed:
     equivalence: int
     """The formula for two one-sided tests, alpha 0.05 each."""
     samples: int
-    """Samples of each question at hand that make up `at_05.formula`, see `Plan.samples_needed`."""
+    """Samples of each question at hand that make up `at_05.formula`: for these very questions. `Plan.samples_needed`
+    allows for others that might have been drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +141,9 @@ def plan(
         raise UserError(f"seconds for one response must be a positive number, found {seconds_per_response!r}")
     one_sided = (1 - confidence) / 2
     half = discordance / 2
-    pass_power = questions = early_stop = None
+    pass_power = questions = samples = early_stop = None
+    if margin is not None and 0 < margin < statistics.LEAST_MARGIN:
+        raise UserError(f"margin is {margin:g}; expected {statistics.LEAST_MARGIN:g} (a hundredth of a point) or more")
     try:
         detectable = statistics.smallest_detectable_loss(pairs=pairs, discordance=discordance, alpha=alpha, power=power)
         provable = statistics.smallest_provable_margin(
@@ -157,6 +161,13 @@ def plan(
                     margin=margin, discordance=discordance, alpha=one_sided, power=power
                 )
                 early_stop = statistics.stopping(pairs=pairs, margin=margin, discordance=discordance, alpha=alpha)
+            samples = (
+                1
+                if questions <= pairs
+                else statistics.samples_to_prove(
+                    questions=pairs, margin=margin, discordance=discordance, alpha=one_sided, power=power
+                )
+            )
     except ValueError as error:
         raise UserError(str(error)) from error
     hours = None if seconds_per_response is None else 2 * pairs * seconds_per_response / 3600
@@ -171,7 +182,7 @@ def plan(
         margin=margin,
         pass_power=pass_power,
         questions_needed=questions,
-        samples_needed=None if questions is None else math.ceil(questions / pairs),
+        samples_needed=samples,
         early_stop=early_stop,
         hours=hours,
         hours_needed=None if hours is None or questions is None else hours * questions / pairs,

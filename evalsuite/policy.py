@@ -1,6 +1,6 @@
 """What a release must show: read a policy file.
 
-alpha = 0.05                    # level of the regression tests; optional
+alpha = 0.05                    # level of the regression tests, from 0.001 to 0.5; optional
 inconclusive = "block"          # or "advisory"; optional
 
 [task.gpqa]
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.errors import UserError
+
+LEAST_ALPHA, MOST_ALPHA = 0.001, 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +54,18 @@ def load_policy(path: Path) -> Policy:
     tasks = {name: _read_task(f"{path}: [task.{name}]", table) for name, table in tables.items()}
     if not any(task.required for task in tasks.values()):
         raise UserError(f"{path} requires no task, so that nothing could hold a release back; make one required")
+    alpha = _fraction(str(path), "alpha", data.get("alpha", 0.05))
+    if not LEAST_ALPHA <= alpha <= MOST_ALPHA:
+        # A level near 0 would turn FAIL off without a word.
+        raise UserError(
+            f"{path}: alpha is {alpha:g}; expected a level from {LEAST_ALPHA} to {MOST_ALPHA}, such as 0.05"
+        )
     inconclusive = data.get("inconclusive", "block")
     if inconclusive not in ("block", "advisory"):
         raise UserError(f'{path}: inconclusive is {inconclusive!r}; expected "block" or "advisory"')
     return Policy(
         tasks=tasks,
-        alpha=_fraction(str(path), "alpha", data.get("alpha", 0.05)),
+        alpha=alpha,
         inconclusive_blocks=inconclusive == "block",
     )
 

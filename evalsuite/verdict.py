@@ -11,7 +11,8 @@ INCONCLUSIVE  The run could not have shown a loss, so that it shows nothing. Onl
               can be lost. If it got none right (all truncated, say), no loss could show; and with an accuracy up to the
               margin, no loss as large as the margin could.
 PASS          The lower end of the 95 % interval lies above -margin, and with up to 1,000 pairs the exact unconditional
-              test agrees; where there are errors, also if each of them had gone against the candidate.
+              test agrees; where there are errors, also if each of them had gone against the candidate. Where pairs are
+              not independent the bound of `statistics.rao_scott` takes the place of the interval's end.
 INCONCLUSIVE  It does not.
 NOT DETECTED  Without a margin, in place of the last two. The first line says which losses are ruled out, lest ten
               questions be taken for evidence.
@@ -29,9 +30,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from evalsuite.comparison import Comparison, Table
-from evalsuite.early import Early
+from evalsuite.early import ALPHA, Early
 from evalsuite.errors import UserError
-from evalsuite.statistics import EXACT_PAIRS, Evidence, exact_noninferiority_p, questions_needed
+from evalsuite.statistics import EXACT_PAIRS, LEAST_MARGIN, Evidence, exact_noninferiority_p, questions_needed
 from evalsuite.wording import count, e_value, p_value, points, signed
 
 
@@ -47,6 +48,8 @@ class Verdict(StrEnum):
 
 ONE_SIDED = 0.025
 """Level of the exact test, that of the lower end of a 95 % interval."""
+LEAST_ALPHA, MOST_ALPHA = 1e-5, 0.5
+"""A gate over a hundred tasks divides the least that a policy may name, 0.001."""
 
 EXIT: dict[Verdict, int] = {
     Verdict.PASS: 0,
@@ -77,17 +80,20 @@ class Decision:
 
 
 def decide(
-    comparison: Comparison, *, margin: float | None, alpha: float = 0.05, accept_within_margin: bool = False
+    comparison: Comparison, *, margin: float | None, alpha: float = ALPHA, accept_within_margin: bool = False
 ) -> Decision:
     """Return the verdict. `margin` is the largest loss accepted, a fraction; None applies "no detectable regression".
 
     With `accept_within_margin`, which only a policy file sets, a detected loss of accuracy is no FAIL where everything
-    else says PASS. Raises UserError for a margin outside [0, 1) or an alpha outside (0, 1).
+    else says PASS. Raises UserError for a margin that is neither 0 nor from `LEAST_MARGIN` to below 1, and for an alpha
+    outside `LEAST_ALPHA` to `MOST_ALPHA`.
     """
     if margin is not None and not 0 <= margin < 1:
         raise UserError(f"margin is {margin:g}; expected a fraction from 0 to below 1 (0.03 accepts three points)")
-    if not 0 < alpha < 1:
-        raise UserError(f"alpha is {alpha:g}; expected a fraction between 0 and 1, such as 0.05")
+    if margin and margin < LEAST_MARGIN:
+        raise UserError(f"margin is {margin:g}; expected 0, or {LEAST_MARGIN:g} (a hundredth of a point) and more")
+    if not LEAST_ALPHA <= alpha <= MOST_ALPHA:
+        raise UserError(f"alpha is {alpha:g}; expected a level from {LEAST_ALPHA:g} to {MOST_ALPHA:g}, such as 0.05")
     early, evidence = comparison.early, None
     if early is None:
         verdict, (claim, *reasons) = _judge(comparison, margin, alpha, accept_within_margin)
@@ -100,10 +106,13 @@ def decide(
     errors = {name: arm.errors for name, arm in comparison.arms.items()}
     if any(errors.values()):
         claim += f" (errors: baseline {errors['baseline']}, candidate {errors['candidate']})"
+    planned = comparison.planned_margin
+    if margin is not None and planned is not None and margin > planned:
+        claim += f" (planned with {points(planned)} points)"
     return Decision(
         verdict=verdict,
         headline=f"{verdict}: {claim}",
-        reasons=(*reasons, *_remark(comparison, margin, alpha)),
+        reasons=(*_warn(comparison), *reasons, *_remark(comparison, margin, alpha)),
         margin=margin,
         alpha=alpha,
         evidence=evidence,
@@ -123,9 +132,9 @@ def _judge(
     right = f"the baseline got {table.baseline_right} of {asked} right, and only those can be lost"
     if not table.baseline_right:
         return Verdict.INCONCLUSIVE, (f"{right}: no loss could show",)
-    if table.interval is None or comparison.worst_case.interval is None:
+    if table.bound is None or comparison.worst_case.bound is None:
         raise ValueError("a run of fixed length has an interval")
-    low = min(table.interval.low, comparison.worst_case.interval.low)
+    low = min(table.bound.low, comparison.worst_case.bound.low)
     losses = f"losses above {points(-low)} points" if low < 0 else "any loss"
     if margin is None:
         only = "only " if low < 0 else ""
@@ -133,24 +142,25 @@ def _judge(
     accepted = f"margin {points(margin)} points"
     if table.baseline_right <= margin * table.pairs:
         return Verdict.INCONCLUSIVE, (f"{right}: a loss as large as the {accepted} could not show",)
+    if low <= -margin:
+        return Verdict.INCONCLUSIVE, (
+            f"no regression detected in {asked}, but losses up to {points(-low)} points are not ruled out "
+            f"({accepted}); {_outlook(comparison, margin)}",
+        )
     inexact = max(_exact_p(table, margin), _exact_p(comparison.worst_case, margin))
-    if low > -margin and inexact > ONE_SIDED:
+    if inexact > ONE_SIDED:
         return Verdict.INCONCLUSIVE, (
             f"no regression detected in {asked}; the interval reaches to {signed(low)} points only, but so few pairs "
             f"need the exact test, which does not rule the {accepted} out (p-value {p_value(inexact)}, {ONE_SIDED} "
-            "needed); a few more questions would settle it if the arms are equally accurate",
+            "needed); a fresh run with a few more, or one with --stop-early, would settle it if the arms are equally "
+            "accurate",
         )
-    if low > -margin and loss:
+    if loss:
         return Verdict.PASS, (
             f"a regression within the margin, which the policy accepts; these data rule out {losses} ({accepted})",
             loss[0],
         )
-    if low > -margin:
-        return Verdict.PASS, (f"no regression detected in {asked}; these data rule out {losses} ({accepted})",)
-    return Verdict.INCONCLUSIVE, (
-        f"no regression detected in {asked}, but losses up to {points(-low)} points are not ruled out ({accepted}); "
-        + _outlook(comparison, margin),
-    )
+    return Verdict.PASS, (f"no regression detected in {asked}; these data rule out {losses} ({accepted})",)
 
 
 def _exact_p(table: Table, margin: float) -> float:
@@ -158,21 +168,21 @@ def _exact_p(table: Table, margin: float) -> float:
 
     With few pairs and none or few of them discordant the interval is up to a third too short.
     """
-    interval = table.interval
-    if interval is None or interval.pairs > EXACT_PAIRS or not margin:
+    bound = table.bound
+    if bound is None or bound.pairs > EXACT_PAIRS or not margin:
         return 0.0
     # Counts in units of independent pairs, rounded against the candidate.
-    pairs, lost, gained = math.floor(interval.pairs), math.ceil(interval.lost), math.floor(interval.gained)
+    pairs, lost, gained = math.floor(bound.pairs), math.ceil(bound.lost), math.floor(bound.gained)
     return exact_noninferiority_p(lost=lost, gained=gained, pairs=max(pairs, lost + gained), margin=margin)
 
 
 def _lies_within(comparison: Comparison, margin: float | None) -> bool:
     """Return whether the loss lies within a margin as large as could have shown, whatever the errors hide."""
-    intervals = comparison.table.interval, comparison.worst_case.interval
+    bounds = comparison.table.bound, comparison.worst_case.bound
     return (
         margin is not None
         and comparison.table.baseline_right > margin * comparison.table.pairs
-        and all(interval is not None and interval.low > -margin for interval in intervals)
+        and all(bound is not None and bound.low > -margin for bound in bounds)
     )
 
 
@@ -187,7 +197,7 @@ def _detect_loss(comparison: Comparison, margin: float | None, alpha: float) -> 
         )
         if margin is None:
             return (claim,)
-        accepted = table.interval.low > -margin
+        accepted = table.bound is not None and table.bound.low > -margin
         claim += f"; the interval {'lies' if accepted else 'does not lie'} wholly above {signed(-margin)}"
         return (
             (claim, "a loss within the margin is still a loss: only a policy file can accept it")
@@ -210,19 +220,25 @@ def _detect_failures(comparison: Comparison, alpha: float) -> tuple[str, ...] | 
 
 
 def _outlook(comparison: Comparison, margin: float) -> str:
-    """Return what would settle a comparison whose interval reaches to -margin or below."""
-    table = comparison.table
-    if table.interval is None or table.design_effect is None:
+    """Return what would settle a comparison whose interval reaches to -margin or below.
+
+    More questions for this run are no advice: to extend it until it passes is to look again and again.
+    """
+    bound = comparison.table.bound
+    if bound is None:
         raise ValueError("without an interval there is nothing to settle")
-    if table.interval.low > -margin:
+    if bound.low > -margin:
         return "the errors alone stand in the way: mend their cause and run again"
     if not margin:
         return "no number of questions would settle it if the arms are equally accurate"
     # Counts in units of independent pairs, to the nearest whole: a forecast needs no more.
-    lost, gained, pairs = (round(x) for x in (table.interval.lost, table.interval.gained, table.interval.pairs))
+    lost, gained, pairs = (round(x) for x in (bound.lost, bound.gained, bound.pairs))
     more = questions_needed(lost=lost, gained=gained, pairs=max(pairs, lost + gained), margin=margin) or 1
-    questions = math.ceil(more * table.design_effect * comparison.questions / table.pairs)
-    return f"about {count(questions, 'more question')} would settle it if the arms are equally accurate"
+    questions = comparison.questions + math.ceil(more * comparison.questions / bound.pairs)
+    return (
+        f"a fresh run of about {count(questions, 'question')} in all, or one with --stop-early, would settle it if the "
+        "arms are equally accurate"
+    )
 
 
 def _judge_early(
@@ -279,6 +295,16 @@ def _asked(comparison: Comparison) -> str:
     return count(comparison.questions, "question") + (f" x {samples} samples" if samples > 1 else "")
 
 
+def _warn(comparison: Comparison) -> Iterator[str]:
+    """Yield what must be read first, whatever the verdict."""
+    same, pairs = comparison.same_logprobs, comparison.with_logprobs
+    if not comparison.same_arms and same > pairs / 2:
+        yield (
+            f"in {same} of {count(pairs, 'pair')} the two arms' logprobs are equal to the last bit: nothing shows that "
+            "two different things were served"
+        )
+
+
 def _remark(comparison: Comparison, margin: float | None, alpha: float) -> Iterator[str]:
     """Yield what a reader must know whatever the verdict."""
     table, worst, finished = comparison.table, comparison.worst_case, comparison.without_truncated
@@ -293,10 +319,23 @@ def _remark(comparison: Comparison, margin: float | None, alpha: float) -> Itera
         yield f"the baseline got only {table.baseline_right} right: had all been lost, it would not have been detected"
     if table.design_effect is not None and table.pairs > comparison.questions:
         yield f"samples of a question are not independent: {table.design_effect:.1f} pairs are worth one"
+    if table.interval is not None and table.bound is not None and table.bound.low < table.interval.low:
+        yield (
+            f"what is ruled out starts at {signed(table.bound.low)}, not at the interval's end of "
+            f"{signed(table.interval.low)}: questions that are wholly lost may not have been drawn"
+        )
+    if alpha != ALPHA:
+        yield f"a regression is looked for at alpha {p_value(alpha)}, in place of {ALPHA:g}"
     if comparison.early is not None and margin != comparison.early.margin:
         yield (
             f"the run was planned, and stops, with a margin of {points(comparison.early.margin)} points; e-values hold "
             "whenever one stops, so they are computed anew for another, which must be fixed before looking all the same"
+        )
+    cut = comparison.truncation
+    if cut.test is not None and cut.test.midp_one_sided <= ALPHA:
+        yield (
+            f"the budget ended the candidate's responses more often: {cut.both + cut.candidate_only} against the "
+            f"baseline's {cut.both + cut.baseline_only}, one-sided p-value {p_value(cut.test.midp_one_sided)}"
         )
     if finished.pairs < table.pairs and comparison.early is not None:
         yield f"the budget ended a response in {table.pairs - finished.pairs} of {count(table.pairs, 'pair')}"

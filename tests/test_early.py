@@ -151,6 +151,19 @@ def test_the_level_of_a_regression_leaves_that_of_pass_alone() -> None:
     assert decided(lost, alpha=0.01).verdict is INCONCLUSIVE
 
 
+@pytest.mark.parametrize("alpha", [0.28, 0.45, 0.6, 1.5, 0.0, -1.0, float("nan")])
+def test_an_alpha_in_run_json_that_run_does_not_write_is_invalid(alpha: float) -> None:
+    report = derive(early_run("rr " * 60, stop_early={"alpha": alpha}), margin=0.2)
+    assert report.decision.verdict is INVALID and "stops early at alpha" in report.decision.headline
+    assert "INVALID" in render_text(report) and "INVALID" in render_json(report)
+
+
+@pytest.mark.parametrize("margin", [1e-300, 0.0, 1.0, float("nan")])
+def test_a_margin_in_run_json_that_run_does_not_write_is_invalid(margin: float) -> None:
+    report = derive(early_run("rr " * 60, margin=margin), margin=0.2)
+    assert report.decision.verdict is INVALID and "stops early with margin" in report.decision.headline
+
+
 def test_every_form_of_the_report_shows_the_evidence_and_no_statistic_for_a_fixed_length() -> None:
     run = cut(early_run("rr " * 60), baseline=PASSES_AT, candidate=PASSES_AT)
     report = derive(run, margin=0.2)

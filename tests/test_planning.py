@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from evalsuite import planning, statistics
@@ -148,10 +149,25 @@ def test_a_plan_says_what_one_run_can_show():
     assert round(plan.detectable_loss, 4) == 0.0541
     assert round(plan.provable_margin, 4) == 0.0666
     assert plan.questions_needed == statistics.pairs_to_prove(margin=0.05, discordance=0.1)
-    assert plan.samples_needed == math.ceil(plan.questions_needed / 198) == 2
+    assert plan.samples_needed == 3 > math.ceil(plan.questions_needed / 198)
     assert plan.hours == pytest.approx(3.96)
     assert plan.hours_needed == pytest.approx(plan.questions_needed * 2 * 36 / 3600)
     assert 0.5 < plan.pass_power < 0.8
+
+
+def test_no_number_of_samples_makes_up_for_too_few_questions():
+    assert planning.plan(pairs=20, discordance=0.1, margin=0.05).samples_needed is None
+    assert planning.plan(pairs=80, discordance=0, margin=0.05).samples_needed == 1
+
+
+def test_as_many_samples_as_planned_pass_in_four_of_five_runs():
+    """Discordance is the noise of sampling alone; the candidate is the baseline."""
+    samples = statistics.samples_to_prove(questions=198, margin=0.03, discordance=0.1)
+    rng, accuracy, shown = np.random.default_rng(0), (1 + math.sqrt(0.8)) / 2, []
+    for right in rng.binomial(samples, accuracy, (500, 2, 198)):
+        found = statistics.rao_scott(baseline_right=right[0], candidate_right=right[1], samples=samples)
+        shown.append(found.bound.low > -0.03)
+    assert np.mean(shown) == pytest.approx(0.8, abs=0.06)
 
 
 def test_a_plan_without_margin_or_rate_leaves_out_what_depends_on_them():
@@ -184,6 +200,10 @@ def test_a_plan_of_one_question_shows_nothing_but_does_not_fail():
         ({"pairs": 0, "discordance": 0.1}, "a plan needs at least 1 question, found 0"),
         ({"pairs": 198, "discordance": 1.1}, "discordance must lie from 0 to 1, found 1.1"),
         ({"pairs": 198, "discordance": 0.1, "margin": 5}, "margin must lie strictly between 0 and 1, found 5"),
+        (
+            {"pairs": 198, "discordance": 0.1, "margin": 1e-300},
+            "margin is 1e-300; expected 0.0001 (a hundredth of a point) or more",
+        ),
         ({"pairs": 198, "discordance": 0.1, "alpha": 0}, "alpha must lie strictly between 0 and 1, found 0"),
         ({"pairs": 198, "discordance": 0.1, "power": 80}, "power must lie strictly between 0 and 1, found 80"),
         (

@@ -62,6 +62,8 @@ def test_what_a_policy_leaves_out_is_strict(tmp_path):
         (TASK + "required = false\n", "requires no task"),
         ("alpha = 0\n" + TASK, "alpha is 0;"),
         ("alpha = 1.0\n" + TASK, "alpha is 1.0;"),
+        ("alpha = 1e-9\n" + TASK, "alpha is 1e-09; expected a level from 0.001 to 0.5"),
+        ("alpha = 0.51\n" + TASK, "alpha is 0.51; expected a level"),
         ('inconclusive = "pass"\n' + TASK, 'inconclusive is \'pass\'; expected "block" or "advisory"'),
         ("inconclusive = true\n" + TASK, "inconclusive is True;"),
     ],

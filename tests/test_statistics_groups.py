@@ -15,6 +15,7 @@ from evalsuite.statistics import (
     mcnemar,
     pooled,
     rao_scott,
+    rao_scott_clusters,
     stratified_interval,
     stratified_score,
     tango_interval,
@@ -97,6 +98,7 @@ def test_one_sample_of_each_question_is_the_plain_comparison():
     assert (result.lost, result.gained, result.design_effect) == (14, 6, 1)
     assert (result.interval.low, result.interval.high) == pytest.approx((plain.low, plain.high))
     assert result.p_regression == pytest.approx(mcnemar(lost=14, gained=6).asymptotic_two_sided / 2)
+    assert result.bound == result.interval
 
 
 def test_samples_that_always_repeat_count_each_question_once():
@@ -112,6 +114,19 @@ def test_samples_without_discordance_or_a_second_question_count_each_question_on
     result = rao_scott(baseline_right=[right] * questions, candidate_right=[right] * questions, samples=4)
     assert result.design_effect == 4
     assert result.interval.pairs == questions
+
+
+def test_few_clusters_rule_out_no_small_loss_though_they_hold_many_pairs():
+    few = rao_scott_clusters(lost=[12, 13], gained=[12, 13], pairs=[250, 250])
+    assert few.interval.low > -0.05 and few.bound.low < -0.3
+    many = rao_scott_clusters(lost=[1] * 200, gained=[1] * 200, pairs=[25] * 200)
+    assert -0.03 < many.bound.low < many.interval.low
+
+
+def test_a_few_shared_clusters_cost_next_to_nothing():
+    plain = tango_interval(lost=0, gained=0, pairs=200)
+    shared = rao_scott_clusters(lost=[0] * 199, gained=[0] * 199, pairs=[2] + [1] * 198)
+    assert shared.bound.low == pytest.approx(plain.low, abs=0.0005)
 
 
 def test_samples_that_vary_less_between_questions_than_by_chance_count_as_independent():

@@ -38,10 +38,11 @@ def early_plan(
 ) -> runner.Plan:
     """Return a plan of 40 questions that may stop early, to which the stub's words are right; both arms are stock."""
     plan = make_plan(arms, folder, questions=40, samples=samples)
-    questions = [replace(question, scoring=scoring) for question in plan.questions]
+    questions = [replace(question, scoring=scoring) for question in early.shuffle(plan.questions, plan.seed)]
+    prompts = dict(zip([question.id for question in questions], plan.prompts.values(), strict=True))
     kernels = {side: {"kernel": None if arm.url else "stock"} for side, arm in arms.items()}
     meta = merge(make_meta(questions), {"arms": kernels, "sampling": {"samples": samples}, **STOPS})
-    return replace(plan, questions=questions, meta=meta)
+    return replace(plan, questions=questions, prompts=prompts, meta=meta)
 
 
 def counts(folder: Path) -> list[int]:

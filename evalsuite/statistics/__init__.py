@@ -6,7 +6,7 @@ A margin is the largest loss accepted, a fraction. Invalid input raises ValueErr
 statistic; nothing here knows of questions, responses or files.
 """
 
-from ._clusters import Clustered, rao_scott, rao_scott_clusters
+from ._clusters import Clustered, rao_scott, rao_scott_clusters, samples_to_prove
 from ._counts import Counts
 from ._evidence import (
     ConfidenceSequence,
@@ -23,6 +23,7 @@ from ._intervals import bonett_price_interval, newcombe_interval
 from ._mcnemar import McNemar, mcnemar
 from ._missing import Errored, best_case, intention_to_treat, tipping_point, worst_case
 from ._noninferiority import (
+    LEAST_MARGIN,
     Equivalence,
     NonInferiority,
     equivalence,
@@ -51,6 +52,7 @@ from ._tasks import Stratified, holm, pooled, stratified_interval, stratified_sc
 
 __all__ = [
     "EXACT_PAIRS",
+    "LEAST_MARGIN",
     "Clustered",
     "ConfidenceSequence",
     "Counts",
@@ -94,6 +96,7 @@ __all__ = [
     "rao_scott_clusters",
     "ratio_of_totals",
     "regression_power",
+    "samples_to_prove",
     "smallest_detectable_loss",
     "smallest_margin",
     "smallest_provable_margin",
