@@ -3,8 +3,9 @@
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -82,7 +83,8 @@ def load_arms(path: Path | None) -> dict[str, Arm]:
     """Return the presets and the arms that a TOML file adds. Raises UserError naming what in the file is wrong.
 
     A table [arm.NAME] may hold `like` (a preset or an earlier arm to start from), `model`, `args` (added to those of
-    `like`), `env` (likewise), `backend`, `flash_attn_version` and `kernel` ("stock" or "split_kv").
+    `like`), `env` (likewise), `backend` (by default what --attention-backend in `args` names), `flash_attn_version` and
+    `kernel` ("stock" or "split_kv").
     """
     arms = dict(PRESETS)
     if path is None:
@@ -123,7 +125,16 @@ def _arm_from_table(where: str, name: str, table: Any, arms: Mapping[str, Arm]) 
             raise UserError(f"{where}: like is {table['like']!r}; expected a preset or an arm further up in the file")
         base = arms[table["like"]]
     changes = {key: table[key] for key in ("model", "backend", "flash_attn_version", "kernel") if key in table}
+    changes.setdefault("backend", named_backend(args) or base.backend)
     return replace(base, name=name, about="", args=(*base.args, *args), env={**base.env, **env}, **changes)
+
+
+def named_backend(args: Sequence[str]) -> str | None:
+    """Return the backend that a server's flags name, as its layers report it; None where they leave it to vLLM."""
+    flag = "--attention-backend"
+    words = [word for arg in args for word in (arg.split("=", 1) if arg.startswith(f"{flag}=") else [arg])]
+    named = [value.upper() for word, value in pairwise(words) if word == flag]
+    return named[-1] if named and named[-1] != "AUTO" else None
 
 
 def find_arm(name: str, arms: Mapping[str, Arm]) -> Arm:

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,16 +50,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _rebuild(folder: Path) -> int:
-    from evalsuite import force, force_output, report
+    from evalsuite import force_output, report
     from evalsuite.journal import load_run
 
     run = load_run(folder)
     result = report.derive(run, margin=run.meta.get("margin"))
+    forced = force_output.derive_if_there(run)
+    if forced is not None:
+        force_output.write(run, forced)
+        decision = report.overrule(result.decision, forced.judgement.verdict, forced.headline)
+        result = replace(result, decision=decision)
     report.write(run, result)
     code = _conclude(result, where=folder / "report.md")
-    if (folder / force.FOLDER / "force.json").exists():
-        forced = force_output.derive(run)
-        force_output.write(run, forced)
+    if forced is not None:
         print(f"forced decoding: {forced.headline}")
     return code
 

@@ -181,28 +181,20 @@ def judge(
     *,
     again: Drift | None = None,
     clusters: Mapping[str, str] | None = None,
-    own_kernel: bool = False,
 ) -> Judgement:
     """Return whether the candidate lies no farther from the baseline than right kernels explain.
 
-    `again` is the baseline once more, `clusters` names the cluster of each question, by default itself. `own_kernel`
-    says that candidate and baseline run different kernels, which never agree to the last bit.
+    `again` is the baseline once more, `clusters` names the cluster of each question, by default itself. Whether the
+    evidence is the candidate's own is not asked here, see `copies`.
     """
     steps = (*candidate.steps, *candidate.prefill.values())
     if not candidate.steps:
         return _judgement(Verdict.INCONCLUSIVE, "no decode step was forced")
     if broken := sum(step.broken for step in steps):
         return _judgement(Verdict.FAIL, f"{broken} steps hold a probability that is no finite number")
-    if candidate.equal and own_kernel:
-        return _judgement(
-            Verdict.INCONCLUSIVE,
-            "it gives the baseline's distributions to the last bit, as another kernel does not: this is not its own "
-            "evidence",
-        )
     if candidate.equal:
         return _judgement(Verdict.PASS, "it gives the baseline's distributions exactly")
-    # One that differs in a few steps only is the baseline's kernel, and shows no rounding.
-    measured = [drift for drift in right if sum(not step.equal for step in drift.steps) > len(drift.steps) / 2]
+    measured = find_measured(right)
     if not measured:
         return _judgement(
             Verdict.INCONCLUSIVE,
@@ -221,6 +213,11 @@ def judge(
             Verdict.INCONCLUSIVE, "the baseline lies as far from itself, so what rounding explains is not known"
         )
     return _weigh(candidate, measured, widest, clusters or {})
+
+
+def find_measured(right: Sequence[Drift]) -> list[Drift]:
+    """Return the right kernels that show rounding: one that differs in a few steps only is the baseline's kernel."""
+    return [drift for drift in right if sum(not step.equal for step in drift.steps) > len(drift.steps) / 2]
 
 
 def _weigh(candidate: Drift, right: Sequence[Drift], widest: Drift, clusters: Mapping[str, str]) -> Judgement:

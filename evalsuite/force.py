@@ -9,12 +9,12 @@ of a prompt would come from prefill, and test nothing), so that every step compa
     RUN/forced/again.jsonl         the baseline once more: the noise floor
     RUN/forced/candidate.jsonl
     RUN/forced/right-NAME.jsonl    kernels known to be right: what rounding does, see `drift`
+    RUN/forced/right-NAME.left-out instead of it: its server did not start
 
-One line a response, appended and fsynced as it arrives; the same command resumes. `drift_output` derives the rest.
+One line a response, appended and fsynced as it arrives; the same command resumes. `force_output` derives the rest.
 """
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from threading import Event
 from typing import Any
 
 from evalsuite import arms as arms_module
-from evalsuite import environment, journal, progress, prompts, report, runner, server
+from evalsuite import envelope, environment, journal, progress, prompts, report, runner, server
 from evalsuite.arms import Arm
 from evalsuite.checkpoint import digest, find_checkpoint
 from evalsuite.client import Prompt, RequestFailed
@@ -61,29 +61,6 @@ class Plan:
     prompts: Mapping[str, Prompt]
 
 
-def like(baseline: Arm, other: Arm) -> Arm:
-    """Return the arm `other` with what else the baseline is served with; its own flags come last, so that they win."""
-    return replace(other, args=(*baseline.args, *other.args), env={**baseline.env, **other.env}, model=baseline.model)
-
-
-def _right_kernels(baseline: Arm) -> list[Arm]:
-    """Return arms that are known to be right: the baseline with others of vLLM's own kernels, none the candidate's."""
-    if baseline.backend == "CPU_ATTN":
-        # It has one kernel, which sums the history in as many parts as there are threads, or in one.
-        changes = {
-            "unsplit": {"VLLM_CPU_ATTN_SPLIT_KV": "0"},
-            "all-cores": {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0))))},
-        }
-        return [Arm(name=f"{baseline.name}-{name}", env=env, backend=baseline.backend) for name, env in changes.items()]
-    kernels = [arms_module.PRESETS[name] for name in ("fa2", "triton", "fa3")]
-    own = (baseline.backend, baseline.flash_attn_version)
-    return [arm for arm in kernels if (arm.backend, arm.flash_attn_version) != own]
-
-
-def _switches(arm: Arm) -> bool:
-    return any(name.startswith(arms_module.SWITCHES) for name in arm.env)
-
-
 def serving(arm: Arm, *, top: int, jobs: int = 1) -> Arm:
     """Return the arm with the server's flags that forced decoding needs, `jobs` servers at a time.
 
@@ -114,13 +91,18 @@ def prepare(
     arms = {role: _arm_from_json(run.meta["arms"][side]) for role, side in SIDES.items()}
     baseline = arms["baseline"]
     known = arms_module.load_arms(arms_file)
-    for arm in [*_right_kernels(baseline), *(arms_module.find_arm(name, known) for name in right)]:
-        if arm.url or arm.model or arm.kernel != "stock" or arm.backend in (None, "CUSTOM") or _switches(arm):
+    for arm in [*envelope.right_kernels(baseline), *(arms_module.find_arm(name, known) for name in right)]:
+        if arm.url or arm.model or arm.kernel != "stock" or arm.backend in (None, "CUSTOM") or envelope.switches(arm):
             raise UserError(
                 f"--right {arm.name} is attached, has a model of its own or runs the attention package; name an arm of "
                 "vLLM's own kernels"
             )
-        arms[f"right-{arm.name}"] = like(baseline, arm)
+        arms[f"right-{arm.name}"] = envelope.like(baseline, arm)
+        if changed := envelope.find_other_flags(baseline.args, arms[f"right-{arm.name}"].args):
+            raise UserError(
+                f"--right {arm.name} changes {', '.join(changed)}, which is more than rounding; name an arm that "
+                "differs from the baseline in its attention flags only"
+            )
     checkpoints = _find_checkpoints(run, arms, models)
     rendered = _render(run, sorted({*checkpoints.values()}), data)
     responses = _choose(run, tokens)
@@ -250,6 +232,7 @@ def _measure_role(plan: Plan, folder: Path, role: str, jobs: int, failed: Event)
     todo = [response for response in plan.responses if (response.question, response.sample) not in have]
     if not todo:
         return
+    left_out(folder, role).unlink(missing_ok=True)
     stamp, out = fingerprint(plan.meta["arms"][role]), journal.Journal(file)
     try:
         with (
@@ -264,12 +247,18 @@ def _measure_role(plan: Plan, folder: Path, role: str, jobs: int, failed: Event)
         if role in SIDES:
             failed.set()
             raise
+        journal.write_once(left_out(folder, role), "its server did not start\n")
         progress.say(f"{role} is left out: {error}")
     except UserError:
         failed.set()
         raise
     finally:
         out.close()
+
+
+def left_out(folder: Path, role: str) -> Path:
+    """Return the file that says of a right kernel that its server did not start."""
+    return folder / f"{role}.left-out"
 
 
 def ask(
@@ -306,7 +295,9 @@ def read_plan(folder: Path) -> dict[str, Any]:
         check_types(meta, _META)
         for role in (*SIDES, *meta["arms"]):
             arm = check_types(meta["arms"], {role: (dict,)})[role]
-            check_types(arm, {"name": (str,), "kernel": (str, type(None)), "backend": (str, type(None))})
+            check_types(
+                arm, {"name": (str,), "kernel": (str, type(None)), "backend": (str, type(None)), "args": (list,)}
+            )
     except (KeyError, TypeError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise UserError(f"{file}: {what}; expected the file that `evalsuite force` wrote") from error

@@ -3,13 +3,13 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from math import nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from evalsuite import drift, force, journal
+from evalsuite import copies, drift, envelope, force, journal
 from evalsuite.drift import Drift, Judgement, Step
 from evalsuite.errors import UserError
 from evalsuite.journal import Run
@@ -33,7 +33,7 @@ class ForceReport:
     drifts: Mapping[str, Drift]
     """By role, each against the baseline; only right kernels with all their evidence."""
     missing: tuple[str, ...]
-    """Right kernels without all their evidence: they did not start, say."""
+    """Right kernels without all their evidence, or with none to use: they did not start, say."""
     judgement: Judgement
 
     @property
@@ -54,6 +54,11 @@ class ForceReport:
         return EXIT[self.judgement.verdict]
 
 
+def derive_if_there(run: Run) -> ForceReport | None:
+    """Return what `derive` does, None for a run that was not forced."""
+    return derive(run) if (run.path / force.FOLDER / "force.json").exists() else None
+
+
 def derive(run: Run) -> ForceReport:
     """Return what the evidence in the run's folder `forced` shows. Raises UserError where it is missing or foreign."""
     folder = run.path / force.FOLDER
@@ -63,6 +68,11 @@ def derive(run: Run) -> ForceReport:
         role
         for role, found in evidence.items()
         if role not in force.SIDES and (len(found) < meta["responses"] or any(map(_is_broken, found)))
+    ]
+    lacking = [
+        f"{role} was planned and has no complete evidence; give the same `force` command again to ask what is left"
+        for role in missing
+        if len(evidence[role]) < meta["responses"] and not force.left_out(folder, role).exists()
     ]
     evidence = {role: found for role, found in evidence.items() if role not in missing}
     problems = [*_find_mixed_plans(run, meta), *_find_problems(run, meta, evidence)]
@@ -79,12 +89,24 @@ def derive(run: Run) -> ForceReport:
             right,
             again=drifts["again"],
             clusters={question.id: question.cluster for question in run.questions},
-            own_kernel=len({meta["arms"][role]["kernel"] for role in ("baseline", "candidate")}) > 1,
         )
+        if judgement.verdict is Verdict.PASS:
+            doubts = [*copies.find_copies(evidence, meta["arms"], judgement.ratio), *lacking]
+            judgement = _doubt(judgement, right, missing, doubts)
     else:
         unknown: dict[str, Any] = {field.name: None for field in fields(Judgement)}
         judgement = Judgement(**{**unknown, "verdict": Verdict.INVALID, "reason": problems[0]})
     return ForceReport(meta=meta, drifts=drifts, missing=tuple(missing), judgement=judgement)
+
+
+def _doubt(passed: Judgement, right: Sequence[Drift], missing: Sequence[str], doubts: Sequence[str]) -> Judgement:
+    """Return what a PASS comes to where its evidence is doubtful, or rests on one of several right kernels planned."""
+    if doubts:
+        return replace(passed, verdict=Verdict.INCONCLUSIVE, reason=doubts[0])
+    if missing and passed.ratio is not None and len(drift.find_measured(right)) == 1:
+        told = f"{passed.reason}, by one right kernel that nothing confirms, as {', '.join(missing)} has no evidence"
+        return replace(passed, reason=told)
+    return passed
 
 
 def _find_mixed_plans(run: Run, meta: Mapping[str, Any]) -> Iterator[str]:
@@ -96,8 +118,15 @@ def _find_mixed_plans(run: Run, meta: Mapping[str, Any]) -> Iterator[str]:
     if (meta["attention"] or {}).get("sha256") != (run.meta["attention"] or {}).get("sha256"):
         yield "force.json names another attention package than run.json"
     for role, arm in meta["arms"].items():
-        if role not in force.SIDES and (arm.get("kernel") != "stock" or not arm.get("backend")):
+        if role in force.SIDES:
+            continue
+        baseline = meta["arms"]["baseline"]
+        if arm["kernel"] != "stock" or not arm["backend"]:
             yield f"{role} is no arm of vLLM's own kernels"
+        if changed := envelope.find_other_flags(baseline["args"], arm["args"]):
+            yield f"{role} differs from the baseline in {', '.join(changed)}, which is more than its attention"
+        if arm.get("model_sha256") != baseline.get("model_sha256"):
+            yield f"{role} has other weights than the baseline"
     if hashlib.sha256((run.path / "baseline.jsonl").read_bytes()).hexdigest() != meta["baseline_sha256"]:
         yield "baseline.jsonl is not the one whose tokens were forced"
 

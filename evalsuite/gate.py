@@ -2,7 +2,7 @@
 
 Each run gets the verdict that `verdict.decide` gives it, at the margin of its task. A task *blocks* the release
 
-- if its run is INVALID, whatever the policy says;
+- if its run is INVALID, or forced decoding of it (`force`) is FAIL or INVALID, whatever the policy says;
 - if it is required and says FAIL;
 - if it is required and INCONCLUSIVE, unless the policy calls that advisory and another required task passes.
 
@@ -15,14 +15,15 @@ among the required tasks, and apart from them among the advisory ones, so that m
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from evalsuite.comparison import Table, configuration
 from evalsuite.errors import UserError
+from evalsuite.force_output import ForceReport, derive_if_there
 from evalsuite.journal import Run
 from evalsuite.policy import Policy, TaskPolicy
 from evalsuite.records import ARMS
-from evalsuite.report import Report, derive
+from evalsuite.release import check_same_plan, check_tasks, task_of
+from evalsuite.report import BLOCKING, Report, derive, overrule
 from evalsuite.ship import Shipped, find_differences
 from evalsuite.statistics import Counts, holm, mcnemar, pooled, stratified_interval
 from evalsuite.verdict import EXIT, Decision, Verdict, decide
@@ -44,6 +45,8 @@ class TaskResult:
     """The same, adjusted for the tasks it is tested with."""
     blocks: bool
     """Whether this task holds the release back."""
+    forced: ForceReport | None
+    """What forced decoding of the run shows, where it was done."""
 
     @property
     def decision(self) -> Decision:
@@ -109,7 +112,7 @@ class Gate:
 
 def margin_for_all(runs: Sequence[Run], margin: float) -> Policy:
     """Return the policy without a file: every run's task is required, at the same margin."""
-    return Policy(tasks={_task(run): TaskPolicy(margin=margin) for run in runs})
+    return Policy(tasks={task_of(run): TaskPolicy(margin=margin) for run in runs})
 
 
 def decide_release(
@@ -120,18 +123,20 @@ def decide_release(
     A run that did not test what is `shipped` is INVALID.
 
     Raises UserError for runs that do not go together or with the policy: two of one task, one whose task the policy
-    does not name, a task without a run, other arms or another environment, and for noise that is none.
+    does not name, a task without a run, one run under two names, an A/A run, other arms or another environment, and for
+    noise that is none.
     """
-    _check_tasks(runs, policy)
+    check_tasks(runs, policy)
     for other in runs[1:]:
-        _check_same_plan(runs[0], other)
+        check_same_plan(runs[0], other)
     measured = tuple(_measure_beside(run, runs) for run in noise)
-    reports = {_task(run): _derive(run, shipped) for run in runs}
+    reports = {task_of(run): _derive(run, shipped) for run in runs}
+    forced = {task_of(run): derive_if_there(run) for run in runs}
     tasks = tuple(
         result
         for required in (True, False)
         for result in _decide_tasks(
-            {name: reports[name] for name in reports if _required(policy, name) is required}, policy
+            {name: reports[name] for name in reports if _required(policy, name) is required}, forced, policy
         )
     )
     together = _pool([result for result in tasks if result.policy.required])
@@ -151,6 +156,8 @@ def decide_release(
 
 def _derive(run: Run, shipped: Shipped | None) -> Report:
     report = derive(run)
+    if report.comparison.same_arms:
+        raise UserError(f"{run.path} is an A/A run: an A/A run decides no release; give it as --noise")
     if shipped is None:
         return report
     problems = (*find_differences(run.meta, shipped), *report.comparison.problems)
@@ -167,60 +174,21 @@ def measure_noise(run: Run) -> Noise:
         raise UserError(f"{run.path} measures no noise, as it is INVALID: {comparison.problems[0]}")
     table = comparison.table
     return Noise(
-        task=_task(run),
+        task=task_of(run),
         arm=run.meta["arms"]["baseline"]["name"],
         discordant=table.lost + table.gained,
         pairs=table.pairs,
     )
 
 
-def _task(run: Run) -> str:
-    return str(run.meta["task"]["name"])
-
-
 def _required(policy: Policy, task: str) -> bool:
     return policy.tasks[task].required
-
-
-def _check_tasks(runs: Sequence[Run], policy: Policy) -> None:
-    seen: dict[str, Run] = {}
-    for run in runs:
-        task = _task(run)
-        if task in seen:
-            raise UserError(f"{seen[task].path} and {run.path} are both runs of {task}; expected one run of each task")
-        if task not in policy.tasks:
-            raise UserError(f"{run.path} is a run of {task}, which the policy does not name; add [task.{task}] to it")
-        seen[task] = run
-    for task in policy.tasks:
-        if task not in seen:
-            raise UserError(f"the policy names {task}, but no run of it is given; add its run, or take it out")
-
-
-def _check_same_plan(one: Run, other: Run) -> None:
-    """Refuse runs whose arms, sampling or environment differ: together they say nothing about one release."""
-    for (field, ours), (_, theirs) in zip(_plan(one), _plan(other), strict=True):
-        if ours != theirs:
-            raise UserError(
-                f"{one.path} and {other.path} are runs of different plans: {field} is {ours!r} and {theirs!r}; "
-                "expected one baseline and one candidate for all tasks"
-            )
-
-
-def _plan(run: Run) -> Iterator[tuple[str, Any]]:
-    # Not the budget: it is the task's, and differs from one to the next.
-    for arm in ARMS:
-        for field in ("name", "model", "model_sha256", "backend", "kernel", "args", "env", "url"):
-            yield f"{field} of the {arm}", run.meta["arms"][arm].get(field)
-    yield "attention package", (run.meta.get("attention") or {}).get("sha256")
-    yield "temperature", run.meta["sampling"]["temperature"]
-    for field in ("vllm", "torch", "triton", "gpu"):
-        yield field, run.meta["environment"].get(field)
 
 
 def _measure_beside(noise: Run, runs: Sequence[Run]) -> Noise:
     """Return the noise of an A/A run. Raises UserError unless one of the runs has its task, an arm and its sampling."""
     measured = measure_noise(noise)
-    beside = [run for run in runs if _task(run) == measured.task]
+    beside = [run for run in runs if task_of(run) == measured.task]
     if not beside:
         raise UserError(f"{noise.path} is an A/A run of {measured.task}; expected the task of a run that is gated")
     if configuration(noise.meta["arms"]["baseline"]) not in [
@@ -236,7 +204,9 @@ def _measure_beside(noise: Run, runs: Sequence[Run]) -> Noise:
     return measured
 
 
-def _decide_tasks(reports: Mapping[str, Report], policy: Policy) -> Iterator[TaskResult]:
+def _decide_tasks(
+    reports: Mapping[str, Report], forced: Mapping[str, ForceReport | None], policy: Policy
+) -> Iterator[TaskResult]:
     """Yield the results of tasks that are tested together."""
     ps = {name: p for name, report in reports.items() if (p := _regression_p(report)) is not None}
     adjusted = dict(zip(ps, holm(tuple(ps.values())), strict=True))
@@ -252,6 +222,10 @@ def _decide_tasks(reports: Mapping[str, Report], policy: Policy) -> Iterator[Tas
         )
         for name, report in reports.items()
     }
+    judged = {name: found for name, found in forced.items() if found is not None and name in reports}
+    for name, found in judged.items():
+        decisions[name] = overrule(decisions[name], found.judgement.verdict, found.headline)
+    wrong = [name for name, found in judged.items() if found.judgement.verdict in BLOCKING]
     passes = any(decision.verdict is Verdict.PASS for decision in decisions.values())
     for name, report in reports.items():
         task, verdict = policy.tasks[name], decisions[name].verdict
@@ -262,7 +236,8 @@ def _decide_tasks(reports: Mapping[str, Report], policy: Policy) -> Iterator[Tas
             report=replace(report, decision=decisions[name]),
             regression_p=ps.get(name),
             holm_p=adjusted.get(name),
-            blocks=verdict is Verdict.INVALID or (task.required and verdict in blocking),
+            blocks=verdict is Verdict.INVALID or name in wrong or (task.required and verdict in blocking),
+            forced=forced[name],
         )
 
 
@@ -300,6 +275,8 @@ def _claim(verdict: Verdict, tasks: Sequence[TaskResult]) -> str:
 def _find(tasks: Sequence[TaskResult], together: Pooled | None, policy: Policy) -> Iterator[str]:
     for result in tasks:
         verdict, p = result.decision.verdict, result.regression_p
+        if result.forced is not None:
+            yield f"forced decoding of {result.task}: {result.forced.headline}"
         if verdict is not Verdict.PASS and not result.blocks:
             yield f"{result.task} is {verdict} and holds nothing back, as the policy calls that advisory"
         if p is not None and result.holm_p is not None and p <= policy.alpha < result.holm_p:

@@ -198,6 +198,7 @@ def _task_json(result: TaskResult) -> dict[str, Any]:
         "headline": decision.headline,
         "reasons": list(decision.reasons),
         "questions": result.report.comparison.questions,
+        "forced": None if result.forced is None else result.forced.judgement.verdict.value,
         "regression_p": result.regression_p,
         "holm_p": result.holm_p,
         "table": table_json(result.table),

@@ -11,6 +11,7 @@ append, and its question is asked again.
 
 import fcntl
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -36,11 +37,11 @@ T = TypeVar("T")
 _UNPLANNED = ("environment.git_commit", "environment.git_dirty")  # what may differ when a run is resumed
 
 _NONE = type(None)
-_ARM = {"name": (str,), "kernel": (str, _NONE), "backend": (str, _NONE), "model_sha256": (str, _NONE)}
+_ARM = {"name": (str,), **dict.fromkeys(("kernel", "backend", "model_sha256", "url"), (str, _NONE))}
 _META: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     "": {"questions_sha256": (str,), "environment": (dict,), "attention": (dict, _NONE)},
     "task": {"name": (str,), "gated": (bool,), "seed": (int,)},
-    "sampling": {"budget": (int,), "temperature": (int, float), "samples": (int,), "until": (list,)},
+    "sampling": {"budget": (int,), "temperature": (int, float), "samples": (int,), "seed": (int,), "until": (list,)},
     "arms.baseline": _ARM,
     "arms.candidate": _ARM,
 }
@@ -63,6 +64,18 @@ def dump(data: object) -> str:
     return json.dumps(data, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
+def parse(text: str | bytes) -> Any:
+    """Return what JSON holds. Raises ValueError for NaN and for numbers without end, which evalsuite never writes."""
+    return json.loads(text, parse_constant=_number, parse_float=_number)
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no finite number")
+    return value
+
+
 def read_lines(path: Path, build: Callable[[Any], T]) -> Iterator[T]:
     """Yield `build(object)` for each whole line of a JSONL file. Raises UserError naming a line that is foreign."""
     try:
@@ -71,7 +84,7 @@ def read_lines(path: Path, build: Callable[[Any], T]) -> Iterator[T]:
         raise UserError(f"{path} cannot be read ({error.strerror}); expected a JSONL file of evalsuite") from error
     for number, line in enumerate(lines, start=1):
         try:
-            yield build(json.loads(line))
+            yield build(parse(line))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             what = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
             raise UserError(
@@ -88,7 +101,7 @@ def read_responses(path: Path) -> list[Response]:
 def read_plan(file: Path) -> dict[str, Any]:
     """Return what a run.json or force.json holds. Raises UserError where it is absent or none of this schema."""
     try:
-        meta = json.loads(file.read_text(encoding="utf-8"))
+        meta = parse(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(
             f"{file.parent} is no run directory ({file.name}: {error.strerror}); expected one of `run`"

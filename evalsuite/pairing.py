@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from evalsuite.journal import Run
-from evalsuite.records import ARMS, Response
+from evalsuite.records import ARMS, Question, Response
 from evalsuite.scoring import Grade, grade_all
 
 Outcome = Literal["kept", "lost", "gained", "missed"]
@@ -81,18 +81,37 @@ def grade_responses(run: Run, responses: Sequence[Response]) -> dict[tuple[str, 
     return {(r.question, r.sample): grade for r, grade in zip(responses, grades, strict=True)}
 
 
+def find_clusters(questions: Iterable[Question]) -> dict[str, str]:
+    """Return the cluster of each question, by id. Questions with one prompt share one, whatever they are called."""
+    joined: dict[str, str] = {}
+    first: dict[str, str] = {}
+
+    def root(cluster: str) -> str:
+        while cluster in joined:
+            cluster = joined[cluster]
+        return cluster
+
+    asked = list(questions)
+    for question in asked:
+        one, other = root(first.setdefault(question.prompt_sha256, question.cluster)), root(question.cluster)
+        if one != other:
+            joined[other] = one
+    return {question.id: root(question.cluster) for question in asked}
+
+
 def pair_up(run: Run, grades: Grades) -> tuple[Pair, ...]:
     """Return the pairs of a run, in the order of questions.jsonl, then by sample.
 
     A pair needs both responses; where one is missing there is none, and `compare` lists it as a problem.
     """
     questions = {question.id: question for question in run.questions}
+    clusters = find_clusters(run.questions)
     baseline, candidate = (by_key(run.responses[arm]) for arm in ARMS)
     return tuple(
         Pair(
             question=key[0],
             sample=key[1],
-            cluster=questions[key[0]].cluster,
+            cluster=clusters[key[0]],
             target=questions[key[0]].target,
             baseline=grades["baseline"][key],
             candidate=grades["candidate"][key],

@@ -12,10 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from evalsuite.arms import named_backend
 from evalsuite.records import Response
 
 PACKAGE = "evalsuite_attention."
 """Where the classes live that run split-KV."""
+_REPLACED = ("FlashAttentionImpl", "CPUAttentionBackendImpl")
+"""The stock classes whose place they take in every layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,11 @@ def fingerprint(arm: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
+def plan_fingerprint(meta: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of what run.json says was asked, and how. Each receipt names it, too."""
+    return fingerprint({key: meta[key] for key in ("questions_sha256", "sampling")})
+
+
 def check(response: Response, arm: Mapping[str, Any]) -> str | None:
     """Return None where the receipt proves what the arm's `kernel` promises, else one line that says why not.
 
@@ -62,18 +70,25 @@ def check(response: Response, arm: Mapping[str, Any]) -> str | None:
         if "arm" in receipt and receipt["arm"] != fingerprint(arm):
             return "it was taken from another arm than the one that run.json names here"
         return _check_backend(receipt, arm) or _check_counts(response, receipt, kernel)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         return f"the receipt is not one of the attention package ({type(error).__name__}: {error})"
 
 
 def _check_backend(receipt: Mapping[str, Any], arm: Mapping[str, Any]) -> str | None:
-    names, demanded = receipt["backend_names"], arm.get("backend")
+    names, demanded = receipt["backend_names"], arm.get("backend") or named_backend(arm.get("args", ()))
     if demanded is not None and set(names) != {demanded}:
         return f"served by backend {', '.join(sorted(names)) or 'none'}, not by {demanded}"
+    version, found = arm.get("flash_attn_version"), receipt.get("flash_attn_version")
+    if None not in (version, found) and version != found:
+        return f"served by FlashAttention version {found}, not by {version}"
     # The hybrid may keep the stock backend's name, so its class says more.
-    ours = sum(layers for name, layers in receipt["backends"].items() if name.startswith(PACKAGE))
+    classes = receipt["backends"]
+    ours = sum(layers for name, layers in classes.items() if name.startswith(PACKAGE))
     if arm["kernel"] == "split_kv" and ours < receipt["layers"]:
         return f"{receipt['layers']} layers count split-KV launches, but {ours} run the attention package"
+    stock = sum(layers for name, layers in classes.items() if name.rpartition(".")[2] in _REPLACED)
+    if arm["kernel"] == "split_kv" and stock:
+        return f"{stock} layers run the stock class beside {ours} that run the attention package"
     return None
 
 
@@ -106,7 +121,7 @@ def audit(responses: Sequence[Response], arm: Mapping[str, Any], digest: str | N
     """Return what the receipts of an arm prove, taken together.
 
     `digest` is the SHA-256 of the attention package that the run says it measured; every receipt must name it. An arm
-    with a `kernel` is not proven by silence: it needs a receipt, and `split_kv` at least one decode step.
+    with a `kernel` is not proven by silence: it needs a receipt, and `split_kv` decode steps in half of its responses.
     """
     served = [response for response in responses if response.error is None]
     receipts = [response.receipt for response in served if isinstance(response.receipt, Mapping)]
@@ -114,6 +129,7 @@ def audit(responses: Sequence[Response], arm: Mapping[str, Any], digest: str | N
     if arm.get("kernel") is None:
         return Proof(proven=None, receipts=len(receipts), split_kv=split_kv, fallback=fallback, problems=())
     faults = find_faults(served, arm, digest)
+    prefilled = sum(response.tokens == 1 for response in served)
     problems = []
     if faults:
         response, fault = faults[0]
@@ -123,8 +139,11 @@ def audit(responses: Sequence[Response], arm: Mapping[str, Any], digest: str | N
         )
     elif not served:
         problems.append("no response carries a receipt, so nothing shows which kernel served")
-    elif arm["kernel"] == "split_kv" and not split_kv:
-        problems.append("no response has a decode step, so split-KV never ran; give a larger budget")
+    elif arm["kernel"] == "split_kv" and 2 * prefilled > len(served):
+        problems.append(
+            f"{prefilled} of {len(served)} responses have no decode step: split-KV never ran for them, and their one "
+            "token comes from the prefill, which is the same in both arms; give a larger budget"
+        )
     return Proof(
         proven=not problems, receipts=len(receipts), split_kv=split_kv, fallback=fallback, problems=tuple(problems)
     )

@@ -4,9 +4,13 @@ A question says how it is scored; a response is evidence and holds no grade. Bot
 line, keys sorted, `null` where something is not known.
 """
 
+import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
+
+from evalsuite.values import read_number
 
 ARMS: tuple[Literal["baseline"], Literal["candidate"]] = ("baseline", "candidate")
 SCHEMA = 1
@@ -111,6 +115,12 @@ _KINDS: Mapping[str, Mapping[str, type]] = {
 }
 
 
+def seed_of(seed: int, question: str, sample: int) -> int:
+    """Return the sampling seed of one response: the same in both arms, another for each sample."""
+    text = f"{seed}:{question}:{sample}".encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:4], "big") >> 1
+
+
 def response_of(**known: Any) -> Response:
     """Return a response of which only these fields are known."""
     values: dict[str, Any] = {field.name: None for field in fields(Response)} | known
@@ -141,6 +151,8 @@ def question_from_json(data: Any) -> Question:
     kind = values["scoring"].get("kind")
     if kind not in _KINDS or any(not isinstance(values["scoring"].get(k), t) for k, t in _KINDS[kind].items()):
         raise TypeError(f"scoring is {values['scoring']}, expected a kind of {', '.join(_KINDS)} with what it needs")
+    if kind == "number" and not read_number(values["target"].replace("$", "")):
+        raise TypeError(f"target {values['target']!r} is not a number")
     return Question(**values)
 
 
@@ -150,8 +162,13 @@ def response_from_json(data: Any) -> Response:
     if values["error"] is None and values["finish_reason"] not in ("stop", "length"):
         raise TypeError(f"finish_reason is {values['finish_reason']!r}, expected stop or length")
     for name in _LISTS:
-        if values[name] is not None:
-            values[name] = tuple(values[name])
+        if values[name] is None:
+            continue
+        if name.endswith("ids") and any(type(token) is not int for token in values[name]):
+            raise TypeError(f"{name} are not all whole numbers")
+        if name.endswith("logprobs") and not all(map(math.isfinite, values[name])):
+            raise TypeError(f"{name} are not all finite")
+        values[name] = tuple(values[name])
     return Response(**values)
 
 

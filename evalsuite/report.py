@@ -17,8 +17,11 @@ from evalsuite.journal import Run, write_once
 from evalsuite.pairing import Grades, grade_responses
 from evalsuite.records import ARMS, SCHEMA
 from evalsuite.render import render_html, render_markdown, render_summary
-from evalsuite.verdict import Decision, decide
+from evalsuite.verdict import Decision, Verdict, decide
 from evalsuite.wording import clean
+
+BLOCKING = (Verdict.FAIL, Verdict.INVALID)
+"""The verdicts of forced decoding that hold a release back, the graver last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +42,25 @@ def derive(run: Run, *, margin: float | None = None, grades: Grades | None = Non
     graded = grades or {arm: grade_responses(run, run.responses[arm]) for arm in ARMS}
     comparison = compare(run, graded)
     comparison = replace(comparison, divergence=find_divergence(run, comparison.pairs))
-    return Report(meta=run.meta, comparison=comparison, decision=decide(comparison, margin=margin))
+    decision = decide(comparison, margin=margin)
+    remarks = run.meta.get("remarks")
+    if isinstance(remarks, tuple):  # what `compare` found; run.json, which is JSON, holds no tuple
+        decision = replace(decision, reasons=(*remarks, *decision.reasons))
+    return Report(meta=run.meta, comparison=comparison, decision=decision)
+
+
+def overrule(decision: Decision, verdict: Verdict, headline: str) -> Decision:
+    """Return a run's decision together with the verdict of its forced decoding: the graver of FAIL and INVALID holds.
+
+    A kernel that is wrong is not released, whatever few questions say of it; any other verdict there changes nothing.
+    """
+    if verdict not in BLOCKING:
+        return decision
+    if decision.verdict in BLOCKING[BLOCKING.index(verdict) :]:
+        return replace(decision, reasons=(f"forced decoding: {headline}", *decision.reasons))
+    alone = f"of the answers alone: {decision.headline}"
+    told = f"{verdict}: forced decoding: {headline.removeprefix(f'{verdict}: ')}"
+    return replace(decision, verdict=verdict, headline=told, reasons=(alone, *decision.reasons))
 
 
 def write(run: Run, report: Report) -> None:

@@ -15,8 +15,8 @@ from evalsuite.arms import Arm
 from evalsuite.checkpoint import context_length, digest, find_checkpoint
 from evalsuite.client import Prompt, RequestFailed, Sampling
 from evalsuite.errors import UserError
-from evalsuite.receipts import fingerprint
-from evalsuite.records import ARMS, SCHEMA, Question, Response, response_of, to_json
+from evalsuite.receipts import fingerprint, plan_fingerprint
+from evalsuite.records import ARMS, SCHEMA, Question, Response, response_of, seed_of, to_json
 
 Ask = Callable[[Question], None]
 Serve = Callable[[], AbstractContextManager[Ask]]
@@ -125,6 +125,7 @@ def prepare(settings: Settings) -> Plan:
         "margin": settings.margin,
         "stop_early": {"alpha": early.ALPHA} if settings.stop_early else None,
         "arms": {side: _arm_meta(arm, checkpoints[side], settings.model) for side, arm in arms.items()},
+        "stamped": True,  # each receipt names arm and plan
         "attention": environment.attention_package(),
         "environment": environment.describe(),
     }
@@ -259,12 +260,6 @@ def _ask_until_settled(plan: Plan, arms: Mapping[str, Serve], settled: Callable[
                 return
 
 
-def seed_of(seed: int, question: str, sample: int) -> int:
-    """Return the sampling seed of one response: the same in both arms, another for each sample."""
-    text = f"{seed}:{question}:{sample}".encode()
-    return int.from_bytes(hashlib.sha256(text).digest()[:4], "big") >> 1
-
-
 def ask_once(
     plan: Plan, serving: server.Server | server.Attached, question: Question, sample: int, *, session: int
 ) -> Response:
@@ -278,7 +273,10 @@ def ask_once(
             serving.restart()
         try:
             told = serving.endpoint.ask(plan.prompts[question.id], plan.sampling, seed=seed)
-            return Response(**fixed, **told, receipt=serving.take_receipt())
+            receipt = serving.take_receipt()
+            if receipt is not None:
+                receipt = {**receipt, "plan": plan_fingerprint(plan.meta)}
+            return Response(**fixed, **told, receipt=receipt)
         except RequestFailed as failure:
             error = str(failure)
             if failure.final:

@@ -19,6 +19,8 @@ from evalsuite.scoring import Grade
 
 METRICS = ("exact_match", "acc")
 """The metrics that say right or wrong; the first that a log has is read."""
+_NAMED = re.compile(r"samples_(.+)_\d{4}-\d\d-\d\dT[^_]*\.jsonl$")
+"""The name that lm-eval gives a log: its task, and when it was written."""
 _HASHES = ("doc_hash", "prompt_hash", "target_hash")
 
 
@@ -31,6 +33,10 @@ class Sample:
     right: bool
     hashes: tuple[str, ...]
     """Of the document, the prompt and the target."""
+    response: str | None
+    """What was graded: the response after the filter; None where the log does not hold it."""
+    settings: Mapping[str, Any]
+    """How the response was generated: the budget, the temperature and so on."""
 
 
 def is_samples(path: Path) -> bool:
@@ -49,11 +55,20 @@ def is_samples(path: Path) -> bool:
 def join_samples(baseline: Path, candidate: Path, *, filter_name: str | None = None) -> tuple[Run, Grades]:
     """Return a run whose arms are two logs of one task, and lm-eval's grades of its responses.
 
-    `filter_name` chooses among several filters. Raises UserError for one file given twice, for logs that hold several
-    filters or unequal ones where none is chosen, and for documents, prompts or targets that differ.
+    `filter_name` chooses among several filters. Raises UserError for one file given twice, be it a copy, for logs of
+    two tasks, that hold several filters or unequal ones where none is chosen, for documents, prompts, targets or
+    settings that differ, and for a response that both hold and grade otherwise.
     """
     if baseline.samefile(candidate):
         raise UserError(f"{baseline} is given twice; expected the logs of two arms")
+    if baseline.read_bytes() == candidate.read_bytes():
+        raise UserError(
+            f"{baseline} and {candidate} are the same, byte by byte: one is a copy, or a cache answered for both; "
+            "expected the logs of two arms"
+        )
+    names = [match[1] for path in (baseline, candidate) if (match := _NAMED.match(path.name))]
+    if len(set(names)) > 1:
+        raise UserError(f"{baseline} and {candidate} are logs of {' and '.join(names)}; expected one task")
     one, other = (_load(path, filter_name) for path in (baseline, candidate))
     _check_same(baseline, one, candidate, other)
     task, clusters = _task_name(baseline), dict[str, str]()
@@ -86,6 +101,7 @@ def join_samples(baseline: Path, candidate: Path, *, filter_name: str | None = N
                 "candidate": {"name": str(candidate), "kernel": None},
             },
             "environment": {},
+            "remarks": tuple(_remark(one, other)),
         },
         questions=questions,
         responses={arm: tuple(_response(key) for key, _ in side) for arm, side in grades.items()},
@@ -141,7 +157,16 @@ def _sample(data: Mapping[str, Any]) -> Sample:
         metric=metric,
         right=data[metric] == 1,
         hashes=tuple(str(data[name]) for name in _HASHES),
+        response=json.dumps(data["filtered_resps"], sort_keys=True) if "filtered_resps" in data else None,
+        settings=_settings(data.get("arguments")),
     )
+
+
+def _settings(arguments: Any) -> dict[str, Any]:
+    """Return the arguments of generation: in each request of a line, what follows the prompt, where it is an object."""
+    requests = arguments.values() if isinstance(arguments, dict) else ()
+    found = [request.get("arg_1") for request in requests if isinstance(request, dict)]
+    return {name: value for each in found if isinstance(each, dict) for name, value in each.items()}
 
 
 def _check_same(baseline: Path, one: Mapping[str, Sample], candidate: Path, other: Mapping[str, Sample]) -> None:
@@ -164,6 +189,31 @@ def _check_same(baseline: Path, one: Mapping[str, Sample], candidate: Path, othe
                 f"{where} have {len(changed)} of {len(one)} {what} that differ, the first is of document {changed[0]}; "
                 "expected the same, run one again with the same task version and chat template"
             )
+    for key, sample in one.items():
+        ours, theirs = sample.settings, other[key].settings
+        if ours != theirs:
+            told = [
+                f"{name} {ours.get(name)} and {theirs.get(name)}"
+                for name in sorted({*ours, *theirs})
+                if ours.get(name) != theirs.get(name)
+            ]
+            raise UserError(f"{where} were sampled differently: {'; '.join(told)}; expected the same, run one again")
+    regraded = [key for key in _find_equal(one, other) if one[key].right != other[key].right]
+    if regraded:
+        raise UserError(
+            f"{where} grade {len(regraded)} equal responses differently, the first is to document {regraded[0]}; "
+            "expected one grader, score one of them again"
+        )
+
+
+def _find_equal(one: Mapping[str, Sample], other: Mapping[str, Sample]) -> list[str]:
+    """Return the documents to which both logs hold the same response."""
+    return [key for key in one if one[key].response is not None and one[key].response == other[key].response]
+
+
+def _remark(one: Mapping[str, Sample], other: Mapping[str, Sample]) -> Iterator[str]:
+    if len(_find_equal(one, other)) == len(one):
+        yield "all responses are equal in both logs: a cache may have answered for one of the arms"
 
 
 def _task_name(path: Path) -> str:

@@ -24,7 +24,7 @@ START_SECONDS = 900.0
 """Longest wait for health: a first start compiles kernels and graphs."""
 RECOVERY_SECONDS = 5.0
 """Pause before an attached server is asked again."""
-_CONFIRMED = ("backends", "backend_names", "digest", "max_num_batched_tokens")
+_CONFIRMED = ("backends", "backend_names", "flash_attn_version", "digest", "max_num_batched_tokens")
 """What each receipt repeats of what its server confirmed at start."""
 _SOCKET_LIMIT = 100  # a Unix socket's path has at most 107 bytes
 

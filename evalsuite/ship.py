@@ -8,8 +8,10 @@ import hashlib
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PathDistribution
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -19,7 +21,10 @@ from evalsuite.errors import UserError
 _EXPECTED = f"expected a wheel, or a folder, that holds the package {ATTENTION}"
 _MARKS = {"plugin.py", "receipt.py"}
 """Files by which the package is known in a source checkout, where its folder has another name."""
-_CODE = (".py", ".so", ".pyd")
+_CODE = (".py", ".so", ".pyd", ".pyc")
+"""What Python imports. It takes a compiled file for its source without a look at it, if that says so."""
+_PLUGINS = "vllm."
+"""Groups of entry points by which vLLM loads code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +37,8 @@ class Shipped:
     """SHA-256 of each Python file by its name in the package."""
     uncovered: tuple[str, ...]
     """Code in subfolders and compiled code, which no run's digest covers."""
+    problems: tuple[str, ...]
+    """Why it may not be these files that an installer puts into the package, or that vLLM loads."""
 
 
 def read_shipped(path: Path) -> Shipped:
@@ -40,7 +47,7 @@ def read_shipped(path: Path) -> Shipped:
     Raises UserError where there is none, or where it cannot be read.
     """
     try:
-        contents = _read_folder(path) if path.is_dir() else _read_wheel(path)
+        contents, problems = (_read_folder(path), ()) if path.is_dir() else _read_wheel(path)
     except OSError as error:
         raise UserError(f"--ship {path} cannot be read ({error.strerror or error}); {_EXPECTED}") from error
     # RuntimeError: the wheel is encrypted, or packed by a method that zipfile lacks.
@@ -54,6 +61,7 @@ def read_shipped(path: Path) -> Shipped:
         sha256=digest_of(files),
         files=files,
         uncovered=tuple(sorted(name for name in contents if not _is_covered(name))),
+        problems=problems,
     )
 
 
@@ -69,6 +77,8 @@ def find_differences(meta: Mapping[str, Any], shipped: Shipped) -> Iterator[str]
     if not tested.get("sha256"):
         yield f"{shipped.path} may not be what was tested: run.json names no digest of the attention package"
         return
+    if shipped.problems:
+        yield f"{shipped.path} may install or load other code than was tested: {'; '.join(shipped.problems)}"
     files: Mapping[str, str] = tested.get("files") or {}
     changes = {"not covered by the digest": list(shipped.uncovered)}
     if shipped.sha256 != tested["sha256"]:
@@ -108,14 +118,47 @@ def _read_folder(path: Path) -> dict[str, bytes]:
     )
     if found is None:
         return {}
-    files = [file for file in found.rglob("*") if _is_code(file.name) and file.is_file()]
-    return {file.relative_to(found).as_posix(): file.read_bytes() for file in files}
+    # A folder that is a link may hold code as well, which is then not covered.
+    files = [file for file in found.rglob("*") if (_is_code(file.name) and file.is_file()) or _is_linked(file)]
+    return {file.relative_to(found).as_posix(): b"" if file.is_dir() else file.read_bytes() for file in files}
 
 
-def _read_wheel(path: Path) -> dict[str, bytes]:
-    """Return the code of the package by its name there. Of two entries of one name the last counts, as for pip."""
-    # An installer also unpacks NAME.data/purelib and platlib beside the packages.
-    place = re.compile(rf"(?:[^/]+\.data/(?:purelib|platlib)/)?{ATTENTION}/(.+)")
+def _is_linked(file: Path) -> bool:
+    return file.is_symlink() and file.is_dir()
+
+
+def _read_wheel(path: Path) -> tuple[dict[str, bytes], tuple[str, ...]]:
+    """Return the code of the package by its name there, and what keeps it from being what is installed."""
+    inside = f"{ATTENTION}/"
     with zipfile.ZipFile(path) as wheel:
-        matches = [(place.fullmatch(PurePosixPath(entry).as_posix()), entry) for entry in wheel.namelist()]
-        return {match[1]: wheel.read(entry) for match, entry in matches if match and _is_code(match[1])}
+        entries = [(entry, PurePosixPath(entry)) for entry in wheel.namelist() if not entry.endswith("/")]
+        code = {
+            name.as_posix().removeprefix(inside): wheel.read(entry)
+            for entry, name in entries
+            if name.as_posix().startswith(inside) and _is_code(name.name)
+        }
+        described = [zipfile.Path(wheel, f"{name.parent}/") for _, name in entries if name.name == "entry_points.txt"]
+        foreign = [line for folder in described for line in _find_foreign(folder)]
+    return code, (*_find_stray(entries), *foreign)
+
+
+def _find_stray(entries: Sequence[tuple[str, PurePosixPath]]) -> Iterator[str]:
+    """Yield the entries of a wheel that an installer may put in the place of others."""
+    # It also unpacks NAME.data/purelib and platlib beside the packages, and the rest of NAME.data elsewhere.
+    places = Counter(re.sub(r"^[^/]+\.data/(purelib|platlib)/", "", name.as_posix()) for _, name in entries)
+    for place, times in places.items():
+        if times > 1:
+            yield f"{times} entries are {place}"
+    for entry, name in entries:
+        if entry != str(name) or name.is_absolute() or ".." in name.parts or "\\" in entry:
+            yield f"{entry} is no plain path"
+        elif name.parts[0].endswith(".data") and ATTENTION in name.parts:
+            yield f"{entry} lands in the package"
+
+
+def _find_foreign(folder: zipfile.Path) -> Iterator[str]:
+    """Yield the entry points of a distribution by which vLLM loads something else than the package."""
+    for point in PathDistribution(folder).entry_points:
+        module = point.value.partition(":")[0].strip()
+        if point.group.startswith(_PLUGINS) and module != ATTENTION and not module.startswith(f"{ATTENTION}."):
+            yield f"{point.group} loads {module}"

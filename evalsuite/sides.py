@@ -1,16 +1,20 @@
 """Put any two response files side by side, as if one run had made them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from evalsuite.errors import UserError
 from evalsuite.journal import Run, check_mixed, load_meta, read_lines
+from evalsuite.receipts import fingerprint
 from evalsuite.records import ARMS, SCHEMA, Question, Response, question_from_json, response_from_json
 
 _SAMPLING = ("budget", "temperature", "samples", "until")
 """What must be equal: with another budget or temperature the arms were asked another question."""
+
+MACHINE = ("vllm", "torch", "triton", "gpu")
+"""What of run.json's environment can move an answer: where two runs differ in it, more than their arms differs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +33,9 @@ class Side:
 def load_side(path: Path, position: str) -> Side:
     """Return one side of a comparison. `path` is a run directory, or a response file with questions.jsonl beside it.
 
-    Of a directory, the arm that `position` ("baseline" or "candidate") names is taken. Raises UserError for a file that
-    is missing, foreign or inconsistent.
+    Of a directory, the arm that `position` ("baseline" or "candidate") names is taken. A file of another name beside a
+    run.json is of the arm that its receipts name. Raises UserError for a file that is missing, foreign or inconsistent,
+    and for one of no arm of the run.json beside it.
     """
     folder, file = (path, path / f"{position}.jsonl") if path.is_dir() else (path.parent, path)
     responses = tuple(read_lines(file, response_from_json))
@@ -41,11 +46,26 @@ def load_side(path: Path, position: str) -> Side:
     questions = tuple(read_lines(folder / "questions.jsonl", question_from_json))
     check_mixed(file, questions, responses)
     meta = load_meta(folder) if (folder / "run.json").exists() else None
-    arm = meta["arms"][file.stem] if meta and file.stem in ARMS else {"name": str(file), "kernel": None}
+    arm: Mapping[str, Any] = {"name": str(file), "kernel": None}
     if meta:
         # Kept with the arm: another run may have been served by another attention package.
-        arm = {**arm, "attention": meta["attention"]}
+        arm = {**_find_arm(file, meta, responses), "attention": meta["attention"]}
     return Side(file=file, meta=meta, arm=arm, questions=questions, responses=responses)
+
+
+def _find_arm(file: Path, meta: Mapping[str, Any], responses: Iterable[Response]) -> Mapping[str, Any]:
+    """Return the arm of run.json that a file's name says, or that all its receipts say."""
+    arms: Mapping[str, Mapping[str, Any]] = meta["arms"]
+    if file.stem in ARMS:
+        return arms[file.stem]
+    stamps = {(response.receipt or {}).get("arm") for response in responses if response.error is None}
+    found = [arm for arm in arms.values() if stamps == {fingerprint(arm)}]
+    if not found:
+        raise UserError(
+            f"{file} is named after no arm and its receipts name none of {file.parent / 'run.json'}; expected "
+            "baseline.jsonl or candidate.jsonl"
+        )
+    return found[0]
 
 
 def join(baseline: Path, candidate: Path) -> Run:
@@ -83,6 +103,7 @@ def join(baseline: Path, candidate: Path) -> Run:
             "arms": {"baseline": one.arm, "candidate": other.arm},
             "environment": meta.get("environment", {}),
             "questions_sha256": meta.get("questions_sha256"),
+            "remarks": tuple(_remark(one, other)),
         },
         questions=one.questions,
         responses={"baseline": one.responses, "candidate": other.responses},
@@ -113,6 +134,17 @@ def _check_questions(one: Side, other: Side) -> None:
             f"{where} score {len(scored)} of {len(both)} questions differently, the first is {scored[0]!r}; expected "
             "the same targets, run one of them again with the same task version"
         )
+
+
+def _remark(one: Side, other: Side) -> Iterator[str]:
+    """Yield what must be known of the comparison whatever its verdict."""
+    if one.meta is None or other.meta is None:
+        return
+    ours, theirs = one.meta["environment"], other.meta["environment"]
+    differing = [name for name in MACHINE if ours.get(name) != theirs.get(name)]
+    if differing:
+        told = "; ".join(f"{name} {ours.get(name)} and {theirs.get(name)}" for name in differing)
+        yield f"the arms ran on different machines or versions ({told}): what differs need not be the arms"
 
 
 def _differing_sampling(one: Side, other: Side) -> Iterator[str]:

@@ -3,6 +3,8 @@
 import hashlib
 from collections.abc import Iterator, Mapping
 
+from evalsuite import early
+from evalsuite.contradictions import find_contradictions, is_rewritten, same_tokenizer, timing
 from evalsuite.journal import Run, dump
 from evalsuite.pairing import by_key, missing, planned
 from evalsuite.receipts import Proof
@@ -39,6 +41,9 @@ def find_problems(run: Run, proofs: Mapping[str, Proof]) -> Iterator[str]:
     asked = hashlib.sha256(dump([to_json(question) for question in run.questions]).encode()).hexdigest()
     if run.meta.get("questions_sha256") not in (None, asked):
         yield "questions.jsonl is not the one that run.json names, so what was asked is not known"
+    if run.meta.get("stop_early") and list(run.questions) != early.shuffle(run.questions, run.meta["sampling"]["seed"]):
+        yield "questions.jsonl is not in the order that --stop-early asks in, so where it stopped may have been chosen"
+    yield from find_contradictions(run)
     baseline, candidate = responses["baseline"], responses["candidate"]
     yield from _find_mixed_pairs(
         run, [(baseline[key], candidate[key]) for key in keys if key in baseline and key in candidate]
@@ -46,24 +51,24 @@ def find_problems(run: Run, proofs: Mapping[str, Proof]) -> Iterator[str]:
 
 
 def _find_mixed_pairs(run: Run, both: list[tuple[Response, Response]]) -> Iterator[str]:
-    copied = [one for one, other in both if one.seconds is not None and _timing(one) == _timing(other)]
+    copied = [one for one, other in both if one.seconds is not None and timing(one) == timing(other)]
     if copied:
         yield (
             f"{len(copied)} pairs hold the same response twice, its timing included, so one arm was not asked; the "
             f"first is to {copied[0].question!r}"
         )
-    weights = {run.meta["arms"][arm].get("model_sha256") for arm in ARMS}
+    alike = same_tokenizer(run)
     unequal = [
         one
         for one, other in both
         if None not in (one.prompt_tokens, other.prompt_tokens) and one.prompt_tokens != other.prompt_tokens
     ]
-    if len(weights) == 1 and None not in weights and unequal:
+    if alike and unequal:
         yield (
             f"{len(unequal)} pairs were asked with prompts of unequal length; the first is to {unequal[0].question!r}"
         )
-
-
-def _timing(response: Response) -> tuple[float | None, float | None, str | None]:
-    # A clock read to the nanosecond does not show the same times twice.
-    return response.seconds, response.seconds_to_first_token, response.text
+    if alike and (rewritten := [one for one, other in both if is_rewritten(one, other)]):
+        yield (
+            f"{len(rewritten)} pairs hold one text for different tokens, or different texts for the same; the first is "
+            f"to {rewritten[0].question!r}"
+        )

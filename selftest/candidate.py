@@ -67,11 +67,10 @@ def ask(plan: Plan, up: server.Server | server.Attached, side: str, folder: Path
 
 def open_candidate(plan: Plan, folder: Path, baseline: Sequence[Response], source: Path) -> None:
     """Make `folder` a run directory that lacks only the candidate's responses."""
-    meta = dict(plan.meta)
-    if any((response.receipt or {}).get("digest") != meta["attention"]["sha256"] for response in baseline):
-        # The baseline was asked once, beside another copy of the package than this run names: of its receipts nothing
-        # can be demanded here. They are judged in the run of the right kernel.
-        meta["arms"] = {**meta["arms"], "baseline": {**meta["arms"]["baseline"], "kernel": None}}
+    # The baseline was asked once, beside its own copy of the package, and its receipts name that one.
+    digest = (baseline[0].receipt or {})["digest"]
+    arm = {**plan.meta["arms"]["baseline"], "attention": {"sha256": digest}}
+    meta = {**plan.meta, "arms": {**plan.meta["arms"], "baseline": arm}}
     with runner.open_run(replace(plan, meta=meta), folder):
         shutil.copy(source, folder)
 

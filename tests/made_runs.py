@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.comparison import Comparison, compare
+from evalsuite.early import shuffle
 from evalsuite.journal import Run, dump, write_once, write_questions
-from evalsuite.records import ARMS, SCHEMA, Question, Response, to_json
+from evalsuite.records import ARMS, SCHEMA, Question, Response, seed_of, to_json
 from evalsuite.scoring import Grade, grade
 
 LAYERS = 30
@@ -69,7 +70,7 @@ def make_response(question: str, arm: str, letter: str, *, sample: int = 0, **ch
         "tokens": tokens if served else None,
         "seconds_to_first_token": 0.05 if served else None,
         "seconds": 1 + number / 1e7 if served else None,
-        "seed": 0,
+        "seed": seed_of(0, question, sample),
         "session": 1,
         "receipt": None,
         "error": None if served else "HTTP 500",
@@ -107,10 +108,15 @@ def make_meta(questions: Sequence[Question], **changes: Any) -> dict[str, Any]:
     } | changes
 
 
+def _make_questions(count: int, **meta: Any) -> tuple[Question, ...]:
+    questions = [make_question(number) for number in range(count)]
+    return tuple(shuffle(questions, 0) if meta.get("stop_early") else questions)
+
+
 def make_run(pairs: str, *, path: Path = Path("nowhere"), **changes: Any) -> Run:
     """A run of one question per word of `pairs`: "rr rw" is one kept and one lost pair. Nothing is written."""
     words = pairs.split()
-    questions = tuple(make_question(number) for number in range(len(words)))
+    questions = _make_questions(len(words), **changes)
     responses = {
         arm: tuple(make_response(question.id, arm, word[side]) for question, word in zip(questions, words, strict=True))
         for side, arm in enumerate(ARMS)
@@ -131,7 +137,7 @@ def compared(run: Run) -> Comparison:
 
 def make_sampled_run(rows: Sequence[str], **changes: Any) -> Run:
     """A run of several samples a question: each row holds one word per sample."""
-    questions = tuple(make_question(number) for number in range(len(rows)))
+    questions = _make_questions(len(rows), **changes)
     responses = {
         arm: tuple(
             make_response(question.id, arm, word[side], sample=sample)

@@ -41,6 +41,27 @@ def test_a_table_adds_to_the_arm_it_is_like(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("args", "backend"),
+    [
+        ('["--attention-backend", "CUSTOM"]', "CUSTOM"),
+        ('["--attention-backend=flash_attn"]', "FLASH_ATTN"),
+        ('["--attention-backend", "A", "--attention-backend", "B"]', "B"),
+        ('["--attention-backend", "auto"]', None),
+        ('["--attention-backend"]', None),
+        ("[]", None),
+    ],
+)
+def test_the_backend_to_confirm_is_the_one_that_the_flags_name(tmp_path: Path, args: str, backend: str | None) -> None:
+    arms = load(
+        tmp_path,
+        f'[arm.own]\nargs = {args}\n[arm.said]\nbackend = "X"\nargs = {args}\n'
+        f'[arm.other]\nlike = "fa2"\nargs = {args}\n',
+    )
+    assert (arms["own"].backend, arms["said"].backend) == (backend, "X")
+    assert arms["other"].backend == (backend or "FLASH_ATTN")
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("", "holds nothing; expected tables"),

@@ -1,8 +1,8 @@
 """What a user types: every wrong input is one clear line and exit code 2, and loses nothing."""
 
 import json
-import shutil
 import shlex
+import shutil
 import subprocess
 import sys
 import time

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import math
-import random
 import re
 import shutil
 import subprocess
@@ -15,67 +13,14 @@ from typing import Any
 
 import pytest
 
-from evalsuite import force, force_output
+from evalsuite import envelope, force, force_output
 from evalsuite.arms import PRESETS
 from evalsuite.cli import main
 from evalsuite.errors import UserError
-from evalsuite.journal import Run, dump, load_run
-from evalsuite.records import Forced
+from evalsuite.journal import dump, load_run
 from evalsuite.records import to_json as record_json
 from evalsuite.verdict import Verdict
-from made_runs import DIGEST, make_receipt, make_response, make_run, write_run
-
-RECORDED = Path(__file__).parent.parent / "results" / "cpu-capitals"
-NOISE = {"baseline": 0.0, "again": 0.0, "candidate": 0.02, "right-cpu-unsplit": 0.02}
-
-
-def make_forced_run(path: Path, noise: dict[str, float] = NOISE, **changes: Any) -> Run:
-    """Write a run of twelve pairs and its folder `forced`, where `noise` moves each role's logprobs at random."""
-    run, tokens = make_run("rr " * 12, path=path, **changes), tuple(range(30))
-    fixed: dict[str, Any] = {"prompt_tokens": 50, "tokens": 30, "token_ids": tokens}
-    both = {
-        side: tuple(make_response(question.id, side, "r", **fixed) for question in run.questions)
-        for side in ("baseline", "candidate")
-    }
-    responses = both["baseline"]
-    run = replace(run, responses=both)
-    write_run(run)
-    arms = {role: run.meta["arms"]["candidate" if role == "candidate" else "baseline"] for role in noise}
-    meta = {"schema": 1, "top": 4, "tokens": 360, "responses": 12, "arms": arms, "attention": {"sha256": DIGEST},
-            "baseline_sha256": hashlib.sha256((path / "baseline.jsonl").read_bytes()).hexdigest()}  # fmt: skip
-    (path / "forced").mkdir()
-    (path / "forced" / "force.json").write_text(dump(meta) + "\n")
-    for seed, (role, size) in enumerate(noise.items()):
-        draw = random.Random(seed)
-        lines = []
-        for response in responses:
-            steps = [
-                sorted(
-                    ((math.log(p) + draw.gauss(0, size), token) for token, p in enumerate((0.5, 0.2, 0.1, 0.05))),
-                    reverse=True,
-                )
-                for _ in tokens
-            ]
-            lines.append(
-                Forced(
-                    question=response.question,
-                    sample=0,
-                    prompt_tokens=50,
-                    token_ids=tokens,
-                    top_ids=tuple(tuple(token for _, token in step) for step in steps),
-                    top_logprobs=tuple(tuple(value for value, _ in step) for step in steps),
-                    receipt=make_receipt(arms[role]["kernel"], prompt_tokens=50, tokens=30),
-                )
-            )
-        (path / "forced" / f"{role}.jsonl").write_text("".join(dump(record_json(line)) + "\n" for line in lines))
-    return run
-
-
-def edit_line(file: Path, edit: Callable[[dict[str, Any]], object]) -> None:
-    first, rest = file.read_text().split("\n", 1)
-    data = json.loads(first)
-    edit(data)
-    file.write_text(dump(data) + "\n" + rest)
+from made_forced import NOISE, RECORDED, edit_line, make_forced_run, refusal
 
 
 def test_a_candidate_as_far_off_as_a_right_kernel_passes_and_all_files_are_written(tmp_path: Path) -> None:
@@ -162,13 +107,6 @@ def test_a_foreign_line_is_named(tmp_path: Path, text: str, told: str) -> None:
         force_output.derive(run)
 
 
-def refusal(run: Run, **options: Any) -> str:
-    with pytest.raises(UserError) as caught:
-        force.prepare(run, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 def test_runs_that_cannot_be_forced_are_refused_in_one_line(tmp_path: Path) -> None:
     run = make_forced_run(tmp_path / "run")
     assert "another attention package than the one installed" in refusal(run)
@@ -230,10 +168,10 @@ def test_the_flags_that_forcing_needs_come_after_the_arms_own() -> None:
 
 def test_right_kernels_are_others_than_the_baselines_own() -> None:
     renamed = replace(PRESETS["fa2"], name="mine", args=(*PRESETS["fa2"].args, "--max-model-len", "4096"))
-    assert [arm.name for arm in force._right_kernels(renamed)] == ["triton", "fa3"]
-    triton = force.like(renamed, PRESETS["triton"])
+    assert [arm.name for arm in envelope.right_kernels(renamed)] == ["triton", "fa3"]
+    triton = envelope.like(renamed, PRESETS["triton"])
     assert "4096" in triton.args and triton.args[-1] == "TRITON_ATTN" and triton.backend == "TRITON_ATTN"
-    assert [arm.name for arm in force._right_kernels(PRESETS["triton"])] == ["fa2", "fa3"]
+    assert [arm.name for arm in envelope.right_kernels(PRESETS["triton"])] == ["fa2", "fa3"]
 
 
 @pytest.mark.server
@@ -323,17 +261,15 @@ def test_probabilities_that_are_no_numbers_fail_the_candidate_and_leave_a_right_
     assert force_output.derive(run).missing == ("right-cpu-unsplit",)
 
 
-def test_the_baselines_own_distributions_under_the_candidates_receipts_are_not_believed(tmp_path: Path) -> None:
-    run = make_forced_run(tmp_path / "run", NOISE | {"candidate": 0.0})
-    assert force_output.derive(run).judgement.verdict is Verdict.INCONCLUSIVE
-
-
-def test_report_shows_the_runs_verdict_and_then_that_of_forced_decoding(
+def test_report_ends_with_the_graver_verdict_of_the_run_and_of_forced_decoding(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = make_forced_run(tmp_path / "run", NOISE | {"candidate": 0.2})
-    assert main(["report", str(run.path)]) == 0
-    assert "forced decoding: FAIL" in capsys.readouterr().out.splitlines()[-1]
+    for size, code, verdict in ((0.2, 1, "FAIL"), (0.04, 0, "INCONCLUSIVE"), (0.02, 0, "PASS")):
+        run = make_forced_run(tmp_path / verdict, NOISE | {"candidate": size})
+        assert main(["report", str(run.path)]) == code
+        out = capsys.readouterr().out
+        assert f"exit code {code}: " in out and f"forced decoding: {verdict}" in out.splitlines()[-1]
+        assert json.loads((run.path / "comparison.json").read_text())["exit_code"] == code
     (run.path / "forced" / "force.json").unlink()  # as a crash before the plan was written leaves it
     assert main(["report", str(run.path)]) == 0
     assert "forced decoding" not in capsys.readouterr().out

@@ -18,24 +18,28 @@ evalsuite/:
 evalsuite/__main__: cli
 evalsuite/arms: errors
 evalsuite/checkpoint: errors progress
-evalsuite/cli: commands errors performance/capture performance/profile performance/replay performance/speed
+evalsuite/cli: commands errors performance/capture performance/profile performance/replay performance/speed progress
 evalsuite/client: errors
 evalsuite/commands: arms doctor errors force force_output gate gate_output journal plan_output planning policy \
     progress report runner samples ship sides tasks
 evalsuite/comparison: divergence early journal pairing receipts records statistics validity
+evalsuite/copies: records statistics
+evalsuite/contradictions: journal receipts records
 evalsuite/divergence: journal pairing records
 evalsuite/divergence_output: divergence pairing records wording
 evalsuite/doctor: checkpoint environment
 evalsuite/drift: records statistics verdict
 evalsuite/early: journal pairing records statistics
+evalsuite/envelope: arms
 evalsuite/environment:
 evalsuite/errors:
 evalsuite/extraction: values
-evalsuite/force: arms checkpoint client environment errors journal progress prompts receipts records report runner \
-    server tasks verdict
-evalsuite/force_output: drift errors force journal progress receipts records render report verdict wording
+evalsuite/force: arms checkpoint client envelope environment errors journal progress prompts receipts records report \
+    runner server tasks verdict
+evalsuite/force_output: copies drift envelope errors force journal progress receipts records render report verdict \
+    wording
 evalsuite/forced: client
-evalsuite/gate: comparison errors journal policy records report ship statistics verdict wording
+evalsuite/gate: comparison errors force_output journal policy records release report ship statistics verdict wording
 evalsuite/gate_output: errors gate journal records render report verdict wording
 evalsuite/guard:
 evalsuite/harness: errors tasks/
@@ -46,8 +50,9 @@ evalsuite/planning: errors statistics
 evalsuite/policy: errors
 evalsuite/progress:
 evalsuite/prompts: client errors records
-evalsuite/receipts: records
-evalsuite/records:
+evalsuite/receipts: arms records
+evalsuite/records: values
+evalsuite/release: errors journal policy records sides
 evalsuite/render: comparison divergence_output early pairing records verdict wording
 evalsuite/report: comparison divergence divergence_output errors journal pairing records render verdict wording
 evalsuite/runner: arms checkpoint client early environment errors journal progress prompts receipts \
@@ -57,10 +62,10 @@ evalsuite/scoring: errors extraction harness records values
 evalsuite/server: arms client errors
 evalsuite/settle: comparison journal pairing receipts records scoring verdict
 evalsuite/ship: environment errors
-evalsuite/sides: errors journal records
+evalsuite/sides: errors journal receipts records
 evalsuite/statistics:
 evalsuite/tasks: errors harness records
-evalsuite/validity: journal pairing receipts records
+evalsuite/validity: contradictions early journal pairing receipts records
 evalsuite/values:
 evalsuite/verdict: comparison early errors statistics wording
 evalsuite/wording:
@@ -76,32 +81,35 @@ performance/:
 performance/break_even:
 performance/candidate: layer_shape paged
 performance/capture: evalsuite/arms evalsuite/checkpoint evalsuite/environment evalsuite/errors evalsuite/progress \
-    layer_shape prompt_text
+    options prompt_text
 performance/capture_file: evalsuite/errors layer_shape
 performance/capture_worker: attention/cpu attention/gpu capture_file
 performance/flash_kernels: candidate layer_shape paged
 performance/kernels: attention/decode attention/reference attention/segments candidate flash_kernels paged
 performance/layer_shape: evalsuite/errors
-performance/measuring: evalsuite/client evalsuite/progress evalsuite/server serving
-performance/models: evalsuite/errors
+performance/measuring: evalsuite/client evalsuite/progress evalsuite/server serving workload
+performance/models: evalsuite/errors layer_shape
 performance/options:
 performance/paged: capture_file evalsuite/errors layer_shape
-performance/profile: evalsuite/client evalsuite/environment evalsuite/errors options profile_output profiling serving
+performance/profile: evalsuite/client evalsuite/environment evalsuite/errors options profile_output profiling serving \
+    workload
 performance/profile_output: evalsuite/environment evalsuite/progress evalsuite/render profiling traces
-performance/profiling: evalsuite/arms evalsuite/environment evalsuite/progress evalsuite/server serving traces
+performance/profiling: evalsuite/arms evalsuite/environment evalsuite/progress evalsuite/server serving traces \
+    workload
 performance/prompt_text:
 performance/replay: candidate capture_file evalsuite/environment evalsuite/errors evalsuite/progress kernels \
-    layer_shape paged replay_output timing trials
-performance/replay_output: evalsuite/progress trials
+    layer_shape options paged replay_output timing trials workload
+performance/replay_output: evalsuite/progress evalsuite/render trials
 performance/serving: evalsuite/arms evalsuite/checkpoint evalsuite/client evalsuite/environment evalsuite/errors \
-    evalsuite/progress evalsuite/receipts evalsuite/records evalsuite/server models
+    evalsuite/progress evalsuite/receipts evalsuite/records evalsuite/server workload
 performance/speed: evalsuite/client evalsuite/environment evalsuite/errors evalsuite/progress measuring options \
-    serving speed_output
+    serving speed_output workload
 performance/speed_output: break_even evalsuite/arms evalsuite/environment evalsuite/progress evalsuite/render \
     measuring
 performance/timing:
 performance/traces:
-performance/trials: attention/reference candidate evalsuite/progress paged timing
+performance/trials: attention/reference candidate evalsuite/errors evalsuite/progress paged timing
+performance/workload: evalsuite/arms evalsuite/checkpoint evalsuite/environment evalsuite/errors models
 tasks/:
 tasks/capitals: common evalsuite/errors
 tasks/common: evalsuite/errors evalsuite/scoring

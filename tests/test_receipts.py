@@ -56,6 +56,7 @@ def test_the_prefill_of_a_longer_prompt_must_not_show():
         ({"positions": None}, "not one of the attention package"),
         ({"positions": [[41]]}, "KV lengths"),
         ({"layers": "30"}, "not one of the attention package"),
+        ({"max_num_batched_tokens": 0}, "not one of the attention package"),
         ({"backends": None}, "not one of the attention package"),
     ],
 )
@@ -151,6 +152,30 @@ def test_responses_of_one_token_never_ran_the_kernel():
     proof = audit(served, HYBRID_ARM, DIGEST)
     assert check(served[0], HYBRID_ARM) is None
     assert proof.proven is False and "never ran" in proof.problems[0]
+
+
+def test_a_kernel_that_ran_for_less_than_half_of_the_responses_was_not_tested():
+    one, more = hybrid_response(tokens=1), hybrid_response(tokens=2)
+    assert audit([one, more] * 5, HYBRID_ARM, DIGEST).proven is True
+    proof = audit([one, more] * 5 + [one], HYBRID_ARM, DIGEST)
+    assert proof.proven is False and proof.problems[0].startswith("6 of 11 responses have no decode step")
+
+
+def test_the_stock_class_beside_the_packages_is_no_proof():
+    receipt = {"backends": {"evalsuite_attention.cpu.HybridImpl": LAYERS, STOCK: 2}}
+    assert "2 layers run the stock class beside 30" in check(hybrid_response(receipt=receipt), HYBRID_ARM)
+
+
+def test_the_backend_and_the_version_that_an_arm_is_asked_for_are_demanded():
+    unnamed = STOCK_ARM | {"backend": None}
+    response = make_response("q000", "baseline", "r")
+    assert check(response, unnamed) is None
+    asked = unnamed | {"args": ["--attention-backend", "CUSTOM"]}
+    assert check(response, asked) == "served by backend CPU_ATTN, not by CUSTOM"
+    third = STOCK_ARM | {"flash_attn_version": 3}
+    served = [replace(response, receipt=response.receipt | {"flash_attn_version": each}) for each in (2, 3, None)]
+    assert [check(each, third) for each in served] == ["served by FlashAttention version 2, not by 3", None, None]
+    assert check(response, third) is None  # receipts of older runs do not name it
 
 
 def test_the_made_arms_are_what_these_tests_take_them_for():

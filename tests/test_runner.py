@@ -18,6 +18,7 @@ from evalsuite.cli import main
 from evalsuite.client import Prompt, Sampling
 from evalsuite.errors import UserError
 from evalsuite.journal import dump, load_run
+from evalsuite.receipts import fingerprint, plan_fingerprint
 from evalsuite.records import ARMS, Response
 from made_runs import make_meta, make_question
 from stub_server import WARM_UP, WORDS, running, started
@@ -47,7 +48,7 @@ def make_plan(
         model=None,
         questions=made,
         prompts=prompts,
-        sampling=Sampling(budget=32, temperature=0.0, until=()),
+        sampling=Sampling(budget=96, temperature=0.0, until=()),
         samples=samples,
         seed=0,
     )
@@ -94,7 +95,8 @@ def questions_of(lines: Sequence[Mapping[str, Any]]) -> list[int]:
 
 def test_both_arms_are_asked_the_same_questions_in_order_one_at_a_time(tmp_path: Path) -> None:
     arms = {side: started(tmp_path, "--seen", str(tmp_path / side), name=side) for side in ARMS}
-    runner.run(make_plan(arms, tmp_path), tmp_path / "run")
+    plan = make_plan(arms, tmp_path)
+    runner.run(plan, tmp_path / "run")
     seen = {side: asked(tmp_path / side) for side in ARMS}
     for side in ARMS:
         assert questions_of(seen[side]) == [0, 1, 2, 3, 4]
@@ -103,7 +105,8 @@ def test_both_arms_are_asked_the_same_questions_in_order_one_at_a_time(tmp_path:
         assert [response.question for response in got] == [f"q{number:03d}" for number in range(5)]
         assert {response.text for response in got} == {"".join(WORDS)}
         assert {response.session for response in got} == {1}
-        assert all(response.receipt and response.error is None for response in got)
+        stamps = {"arm": fingerprint(plan.meta["arms"][side]), "plan": plan_fingerprint(plan.meta)}
+        assert all(r.error is None and r.receipt and stamps.items() <= r.receipt.items() for r in got)
     assert seen["baseline"] == seen["candidate"]
 
 

@@ -74,7 +74,7 @@ def test_the_order_of_a_log_does_not_matter(logs):
 
 def test_documents_with_one_prompt_are_not_independent(logs):
     lines = [*side("rrr"), line(3, True, prompt_hash="p0")]
-    run, grades = join_samples(*logs(lines, lines))
+    run, grades = join_samples(*logs(lines, lines[::-1]))
     report = derive(run, margin=0.9, grades=grades)
     assert report.comparison.repeated_prompts == 1
     assert report.comparison.table.design_effect > 1
@@ -89,11 +89,11 @@ def test_the_metric_that_says_right_or_wrong_is_read(logs, metric):
 
 def test_one_of_several_filters_is_chosen(logs, capsys):
     lines = [*side("rrw", filter_name="strict-match"), *side("rrr", filter_name="flexible-extract")]
-    one, other = logs(lines, lines)
+    one, other = logs(lines, lines[::-1])
     with pytest.raises(UserError, match=r"holds several filters \(flexible-extract, strict-match\); choose one"):
         join_samples(one, other)
     _, grades = join_samples(one, other, filter_name="strict-match")
-    assert [grade.verdict for grade in grades["candidate"].values()] == ["right", "right", "wrong"]
+    assert [grade.verdict for grade in grades["baseline"].values()] == ["right", "right", "wrong"]
     with pytest.raises(UserError, match="has no filter 'strict'; expected one of flexible-extract, strict-match"):
         join_samples(one, other, filter_name="strict")
     assert main(["compare", str(one), str(other), "--filter", "strict-match"]) == 0
@@ -102,6 +102,13 @@ def test_one_of_several_filters_is_chosen(logs, capsys):
 
 def changed(**changes):
     return [line(0, True), line(1, True, **changes), line(2, True, **changes)]
+
+
+def asked(**settings):
+    return {"gen_args_0": {"arg_0": "Question?", "arg_1": {"until": ["\n"]} | settings}}
+
+
+SAMPLED = "were sampled differently: max_gen_toks None and 64; temperature None and 0.7; expected the same"
 
 
 @pytest.mark.parametrize(
@@ -119,6 +126,10 @@ def changed(**changes):
         ([line(0, True, exact_match=None)], side("r"), "line 1: exact_match is None; expected 0 or 1"),
         ([line(0, True), {"doc_id": 1, "exact_match": 1}], side("r"), "line 2: 'doc_hash' is missing"),
         ([line(0, True), []], side("r"), "line 2: not a JSON object"),
+        (side("rw"), side("rw"), "are the same, byte by byte: one is a copy, or a cache answered for both"),
+        (side("rww"), changed(filtered_resps=["5"]), "grade 2 equal responses differently, the first is to document 1"),
+        (side("rrr"), changed(arguments=asked(max_gen_toks=64, temperature=0.7)), SAMPLED),
+        (side("rrr"), changed(arguments={}), "were sampled differently: until ['\\n'] and None; expected the same"),
     ],
 )
 def test_logs_that_are_no_pair_are_refused_in_one_line(logs, one, other, message, capsys):
@@ -126,6 +137,23 @@ def test_logs_that_are_no_pair_are_refused_in_one_line(logs, one, other, message
     assert main(["compare", *map(str, paths)]) == 2
     out, err = capsys.readouterr()
     assert out == "" and message in err and len(err.strip().splitlines()) == 1
+
+
+def test_logs_that_lm_eval_named_after_two_tasks_are_refused(logs):
+    one, other = logs(side("rw"), side("rr"))
+    other = other.rename(other.with_name("samples_gsm8k_cot_2026-02-01T12-00-00.654321.jsonl"))
+    with pytest.raises(UserError, match="are logs of gsm8k and gsm8k_cot; expected one task"):
+        join_samples(one, other)
+    own = other.rename(other.with_name("samples_gsm8k_cot.jsonl"))  # such a name may say anything
+    join_samples(one, own)
+
+
+def test_that_all_responses_are_equal_is_said_right_below_the_verdict(logs):
+    lines = side("rrwr")
+    for other, told in ((lines[::-1], True), ([*lines[:3], line(3, True, filtered_resps=["four"])], False)):
+        run, grades = join_samples(*logs(lines, other))
+        decision = derive(run, margin=0.5, grades=grades).decision
+        assert decision.reasons[0].startswith("all responses are equal in both logs: a cache may") is told
 
 
 def test_a_log_that_breaks_off_is_refused_by_line(logs):

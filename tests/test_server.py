@@ -64,7 +64,7 @@ def test_a_started_server_is_confirmed_warm_and_has_counted_nothing(tmp_path: Pa
     assert receipt == {
         "layers": LAYERS, "split_kv": 4 * LAYERS, "fallback": 0, "other": LAYERS, "positions": [[4, 8, LAYERS]],
         "backends": {"stub.CPU_ATTN": LAYERS}, "backend_names": {"CPU_ATTN": LAYERS}, "digest": DIGEST,
-        "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS,
+        "flash_attn_version": None, "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS,
     }  # fmt: skip
 
 

@@ -42,7 +42,9 @@ def differences(path: Path) -> list[str]:
 
 def test_wheel_site_packages_checkout_and_package_folder_have_the_digest_of_the_run(tmp_path: Path) -> None:
     installed = package(tmp_path)
-    places = (tmp_path, installed, SOURCE, SOURCE.parent, wheel(tmp_path / "a.whl", installed))
+    checkout = tmp_path / "checkout"
+    shutil.copytree(installed, checkout / "attention")
+    places = (tmp_path, installed, checkout / "attention", checkout, wheel(tmp_path / "a.whl", installed))
     assert {read_shipped(place).sha256 for place in places} == {attention_package()["sha256"]}
     assert [differences(place) for place in places] == [[]] * 5
 
@@ -67,12 +69,59 @@ def test_code_that_no_digest_covers_is_a_difference(tmp_path: Path) -> None:
         assert line.endswith("not covered by the digest: deep/kernel.py")
 
 
-def test_what_an_installer_puts_beside_the_packages_counts_as_the_package(tmp_path: Path) -> None:
-    installed = package(tmp_path)
-    path = wheel(tmp_path / "a.whl", installed)
+OTHER = "other = 1\n"
+DATA = "evalsuite-0.1.0.data"
+INFO = "evalsuite-0.1.0.dist-info"
+
+
+@pytest.mark.parametrize(
+    ("entries", "told"),
+    [
+        ({f"{DATA}/purelib/evalsuite_attention/decode.py": OTHER}, "2 entries are evalsuite_attention/decode.py"),
+        ({f"{DATA}/platlib/evalsuite_attention/decode.py": OTHER}, "2 entries are evalsuite_attention/decode.py"),
+        ({"./evalsuite_attention//decode.py": OTHER}, "2 entries are evalsuite_attention/decode.py"),
+        ({f"{DATA}/purelib/evalsuite_attention/new.py": OTHER}, "new.py lands in the package"),
+        ({f"{DATA}/data/lib/python3.12/site-packages/evalsuite_attention/decode.py": OTHER}, "lands in the package"),
+        ({"x/../evalsuite_attention/decode.py": OTHER}, "x/../evalsuite_attention/decode.py is no plain path"),
+        ({"/usr/lib/python3/evalsuite_attention/decode.py": OTHER}, "is no plain path"),
+        (
+            {"evalsuite_attention/__pycache__/decode.cpython-312.pyc": OTHER},
+            "digest: __pycache__/decode.cpython-312.pyc",
+        ),
+        ({"evalsuite_attention/new.pyc": OTHER}, "not covered by the digest: new.pyc"),
+        ({f"{INFO}/entry_points.txt": "[vllm.general_plugins]\nx = other:register\n"}, "general_plugins loads other"),
+        ({f"./{INFO}/entry_points.txt": "[vllm.general_plugins]\nx = other:register\n"}, "is no plain path"),
+        ({f"{INFO}/entry_points.txt": "[vllm.platform_plugins]\nx=evalsuite_attention2:r\n"}, "evalsuite_attention2"),
+        ({f"{INFO}/entry_points.txt": "[vllm.general_plugins]\nx = evalsuite_attention.plugin:register\n"}, None),
+        ({f"{INFO}/entry_points.txt": "[console_scripts]\nx = evalsuite.cli:main\n", f"{DATA}/scripts/x": OTHER}, None),
+    ],
+)
+def test_a_wheel_that_may_install_or_load_other_code_than_its_package_is_a_difference(
+    tmp_path: Path, entries: dict[str, str], told: str | None
+) -> None:
+    path = wheel(tmp_path / "a.whl", package(tmp_path))
     with zipfile.ZipFile(path, "a") as file:
-        file.writestr("evalsuite-0.1.0.data/purelib/evalsuite_attention/decode.py", "other = 1\n")
-    assert differences(path)[0].endswith("changed: decode.py")
+        for name, text in entries.items():
+            file.writestr(name, text)
+    lines = differences(path)
+    assert bool(lines) is (told is not None)
+    assert (told or "") in "".join(lines)
+
+
+def test_an_entry_given_twice_is_a_difference(tmp_path: Path) -> None:
+    path = wheel(tmp_path / "a.whl", package(tmp_path))
+    with zipfile.ZipFile(path, "a") as file, pytest.warns(UserWarning, match="Duplicate name"):
+        file.writestr("evalsuite_attention/decode.py", (SOURCE / "decode.py").read_bytes())
+    assert "2 entries are evalsuite_attention/decode.py" in differences(path)[0]
+
+
+def test_compiled_and_linked_code_in_a_folder_is_a_difference(tmp_path: Path) -> None:
+    installed = package(tmp_path)
+    (installed / "__pycache__").mkdir()
+    (installed / "__pycache__" / "decode.cpython-312.pyc").write_bytes(b"")
+    (installed / "decode").symlink_to(tmp_path)
+    [line] = differences(tmp_path)
+    assert line.endswith("not covered by the digest: __pycache__/decode.cpython-312.pyc, decode")
 
 
 def test_a_run_that_shows_no_tested_package_is_no_evidence_for_a_release(tmp_path: Path) -> None:

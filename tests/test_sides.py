@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from evalsuite.errors import UserError
+from evalsuite.receipts import fingerprint
 from evalsuite.report import derive
 from evalsuite.sides import join
 from evalsuite.verdict import Verdict
@@ -46,7 +47,8 @@ def test_arms_of_two_runs_keep_the_digest_of_the_package_that_served_them(run, t
     other = make_run("rr " * 12 + "ww ww wr", path=tmp_path / "other")
     other = replace(other, meta=other.meta | {"attention": {"sha256": "e" * 64, "files": {}}})
     served = tuple(
-        replace(r, receipt=r.receipt | {"digest": "e" * 64}, seconds=9.0) for r in other.responses["candidate"]
+        replace(r, receipt=r.receipt | {"digest": "e" * 64}, seconds=r.seconds + 1)
+        for r in other.responses["candidate"]
     )
     write_run(replace(other, responses=other.responses | {"candidate": served}))
     assert derive(join(run, tmp_path / "other")).decision.verdict is Verdict.NOT_DETECTED
@@ -137,3 +139,38 @@ def test_an_answer_given_twice_or_to_no_question_is_refused(run):
 def test_a_run_json_of_another_schema_is_refused(run):
     rewrite(run, replace(make_run("rr"), meta=make_meta([]) | {"schema": 99}))
     refused(run, run, "schema 99, expected 1")
+
+
+def test_a_renamed_file_is_of_the_arm_that_its_receipts_name(tmp_path):
+    made = make_run("rr " * 15, path=tmp_path / "stamped")
+    stamped = {
+        side: tuple(replace(r, receipt=r.receipt | {"arm": fingerprint(arm)}) for r in made.responses[side])
+        for side, arm in made.meta["arms"].items()
+    }
+    fallen = tuple(replace(r, receipt=r.receipt | {"fallback": 7}) for r in stamped["candidate"])
+    folder = write_run(replace(made, responses=stamped | {"candidate": fallen}))
+    (folder / "candidate.jsonl").rename(folder / "new.jsonl")
+    report = derive(join(folder / "baseline.jsonl", folder / "new.jsonl"))
+    assert report.decision.verdict is Verdict.INVALID and "fell back" in report.decision.headline
+    assert report.comparison.arms["candidate"].name == "cpu-hybrid"
+
+
+def test_a_renamed_file_whose_receipts_name_no_arm_is_refused(run):
+    (run / "candidate.jsonl").rename(run / "new.jsonl")
+    refused(run / "baseline.jsonl", run / "new.jsonl", "new.jsonl is named after no arm", "expected baseline.jsonl or")
+
+
+def test_another_machine_or_version_is_said_right_below_the_verdict(run, tmp_path):
+    other = make_run("rr " * 12 + "rw wr ww", path=tmp_path / "other")
+    served = tuple(replace(r, seconds=r.seconds + 1) for r in other.responses["candidate"])
+    environment = other.meta["environment"] | {"gpu": "NVIDIA A100", "vllm": "0.33.0"}
+    other = replace(
+        other,
+        meta=other.meta | {"environment": environment},
+        responses=other.responses | {"candidate": served},
+    )
+    reasons = derive(join(run, write_run(other))).decision.reasons
+    assert reasons[0].startswith(
+        "the arms ran on different machines or versions (vllm 0.32.0 and 0.33.0; gpu None and "
+    )
+    assert not any("different machines" in reason for reason in derive(join(run, run)).decision.reasons)
