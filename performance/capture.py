@@ -6,6 +6,8 @@ that follows has one query token and `context` KV positions, and is what is writ
 
 import argparse
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +41,8 @@ def capture(args: argparse.Namespace) -> int:
     context = args.context
     if context < 2:
         raise UserError("--context 1 holds no history; expected at least 2 KV positions")
-    if args.out.suffix != ".safetensors" or not args.out.absolute().parent.is_dir():
-        raise UserError(f"--out {args.out} cannot be written; expected NAME.safetensors in a folder that exists")
-    arm = choose_arm(args.arm)
-    from evalsuite.checkpoint import context_length, digest, find_checkpoint
-
-    model = find_checkpoint(args.model)
-    limit = context_length(model, arm.args)
-    if limit is not None and context > limit:
-        raise UserError(f"--context {context} is more than the {limit} positions of {model.name}; take at most {limit}")
-    described = take(arm, model, context, args.out, {"model_sha256": digest(model)}, limit)
+    with placed(args.out) as part:
+        described = capture_into(part, args)
     say(
         f"{args.out}: {described['layers']} layers of {described['q_heads']}/{described['kv_heads']}/"
         f"{described['head_size']}, pages of {described['page_size']}, context {context}, "
@@ -57,10 +51,43 @@ def capture(args: argparse.Namespace) -> int:
     return 0
 
 
+@contextmanager
+def placed(out: Path) -> Iterator[Path]:
+    """Yield the file to write, which takes the place of `out` if the block ends well, and else is gone.
+
+    Raises UserError before the block where that cannot be written.
+    """
+    part = out.with_name(f"{out.name}.part")
+    wanted = "expected NAME.safetensors in a folder that exists and can be written"
+    try:
+        if out.suffix != ".safetensors" or out.is_dir():
+            raise UserError(f"--out {out} cannot be written; {wanted}")
+        part.touch()
+    except OSError as error:
+        raise UserError(f"--out {out} cannot be written ({error.strerror}); {wanted}") from error
+    try:
+        yield part
+        part.rename(out)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def capture_into(file: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Serve and write to `file`; returns the capture's metadata."""
+    context, arm = args.context, choose_arm(args.arm)
+    from evalsuite.checkpoint import context_length, digest, find_checkpoint
+
+    model = find_checkpoint(args.model)
+    limit = context_length(model, arm.args)
+    if limit is not None and context > limit:
+        raise UserError(f"--context {context} is more than the {limit} positions of {model.name}; take at most {limit}")
+    return take(arm, model, context, file, {"model_sha256": digest(model)}, limit)
+
+
 def choose_arm(name: str | None) -> Arm:
     """Return the preset that serves. Raises UserError for a name that is none, or that needs a GPU there is not."""
     gpu = nvidia_gpu()
-    arm = find_arm(name or ("fa2" if gpu else "cpu"), PRESETS)
+    arm = find_arm(("fa2" if gpu else "cpu") if name is None else name, PRESETS)
     if arm.url:
         raise UserError(f"--arm {name} is a running server, whose memory cannot be read; name a preset")
     if gpu is None and arm.backend != "CPU_ATTN":
@@ -76,6 +103,7 @@ def take(arm: Arm, model: Path, context: int, out: Path, details: dict[str, Any]
         os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"
     announce(f"starting {arm.name}")
     try:
+        from safetensors import SafetensorError
         from vllm import LLM, SamplingParams
         from vllm.engine.arg_utils import EngineArgs
         from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -89,8 +117,11 @@ def take(arm: Arm, model: Path, context: int, out: Path, details: dict[str, Any]
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
     try:
         server = LLM.from_engine_args(EngineArgs.from_cli_args(parser.parse_args(flags)))
-    except ValueError as error:
-        raise UserError(f"vLLM does not serve {model.name} as {arm.name}: {str(error).strip()}") from error
+    except (ValueError, RuntimeError, LookupError, OSError, SafetensorError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(
+            f"vLLM does not serve {model.name} as {arm.name} ({reason}); name another checkpoint, or another --arm"
+        ) from error
     from evalsuite_performance.prompt_text import make_prompt
 
     prompt = make_prompt(server.get_tokenizer(), context - 1)

@@ -8,6 +8,8 @@ object, see `Capture`.
 
 import hashlib
 import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 KEY = "evalsuite_capture"
 TENSORS = ("keys", "output", "query", "values")
+TYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}  # as safetensors and as PyTorch names them
+MOST = 1 << 20  # of anything that is counted here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +40,8 @@ class Capture:
     "layer_names", "other_layers" (seen, but of another shape) and "sha256" of the tensors."""
 
 
-def digest(tensors: "dict[str, torch.Tensor]") -> str:
-    """Return the SHA-256 over names and bytes of the tensors, in order of name."""
+def digest(tensors: "Mapping[str, Iterable[torch.Tensor]]") -> str:
+    """Return the SHA-256 over names and bytes of the tensors, each given whole or as its layers, in order of name."""
     import torch
 
     total = hashlib.sha256()
@@ -49,7 +53,7 @@ def digest(tensors: "dict[str, torch.Tensor]") -> str:
 
 
 def save_capture(path: Path, tensors: "dict[str, torch.Tensor]", details: dict[str, Any]) -> dict[str, Any]:
-    """Write a capture, and return its metadata; the file appears under its name only when it is whole."""
+    """Write a capture, and return its metadata."""
     from safetensors.torch import save_file
 
     _, page_size, kv_heads, head_size = tensors["keys"].shape[1:]
@@ -64,39 +68,85 @@ def save_capture(path: Path, tensors: "dict[str, torch.Tensor]", details: dict[s
         "dtype": str(tensors["query"].dtype).removeprefix("torch."),
         "sha256": digest(tensors),
     }
-    part = path.with_name(f"{path.name}.part")
-    save_file(tensors, part, metadata={KEY: json.dumps(described, sort_keys=True, allow_nan=False)})
-    part.rename(path)
+    save_file(tensors, path, metadata={KEY: json.dumps(described, sort_keys=True, allow_nan=False)})
     return described
 
 
 def open_capture(path: Path) -> Capture:
-    """Return what a capture holds, without reading its tensors. Raises UserError for another or a damaged file."""
+    """Return what a capture holds, having read it once. Raises UserError for another, a damaged or an unfit file."""
     from safetensors import SafetensorError, safe_open
 
     wanted = "expected a file that `evalsuite capture` wrote"
     try:
         with safe_open(path, framework="pt") as file:
             stored = (file.metadata() or {}).get(KEY)
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            if stored is None:
+                raise UserError(f"{path} is no capture; {wanted}")
+            capture = _read_details(path, stored)
+            _check_tensors(capture, file)
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist; {wanted}") from error
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read as safetensors ({error}); {wanted}") from error
-    if stored is None:
-        raise UserError(f"{path} is no capture; {wanted}")
+    return capture
+
+
+def _read_details(path: Path, stored: str) -> Capture:
+    """Return what the metadata says. Raises UserError where that is no shape, no scale, or nothing to report."""
     try:
         details = json.loads(stored)
         if details["schema"] != 1:
             raise UserError(f"{path} has schema {details['schema']}; this version reads 1: capture it again")
-        names = ("q_heads", "kv_heads", "head_size", "page_size")
-        shape = LayerShape(**{name: int(details[name]) for name in names}, dtype=str(details["dtype"]))
-        context, layers, scale = int(details["context"]), int(details["layers"]), float(details["scale"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: its metadata cannot be read ({error!r}); {wanted}") from error
-    pages = (layers, shape.pages(context), shape.page_size, shape.kv_heads, shape.head_size)
-    query = (layers, shape.q_heads, shape.head_size)
-    expected = {"keys": pages, "values": pages, "query": query, "output": query}
-    if shapes != expected:
-        raise UserError(f"{path} holds tensors {shapes}, but its metadata says {expected}; capture it again")
-    return Capture(path=path, shape=shape, context=context, layers=layers, scale=scale, details=details)
+        json.dumps(details, ensure_ascii=False, allow_nan=False).encode()  # as a report will hold it
+        names = ("q_heads", "kv_heads", "head_size", "page_size", "context", "layers")
+        for name in names:
+            if type(details[name]) is not int or not 1 <= details[name] <= MOST:
+                raise ValueError(f"{name} is {details[name]!r}, not a whole number from 1 to {MOST}")
+        if details["q_heads"] % details["kv_heads"]:
+            raise ValueError(f"{details['q_heads']} query heads cannot share {details['kv_heads']} KV heads evenly")
+        if details["dtype"] not in TYPES.values():
+            raise ValueError(f"dtype is {details['dtype']!r}, none of {', '.join(TYPES.values())}")
+        if type(details["scale"]) is not float or not 0 < details["scale"] < math.inf:
+            raise ValueError(f"scale is {details['scale']!r}, not a number above 0")
+        if not all(isinstance(details[name], str) for name in ("model", "sha256")):
+            raise ValueError("model and sha256 are no text")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(
+            f"{path}: its metadata cannot be read ({type(error).__name__}: {error}); capture it again"
+        ) from error
+    return Capture(
+        path=path,
+        shape=LayerShape(**{name: details[name] for name in names[:4]}, dtype=details["dtype"]),
+        context=details["context"],
+        layers=details["layers"],
+        scale=details["scale"],
+        details=details,
+    )
+
+
+def _check_tensors(capture: Capture, file: Any) -> None:
+    """Read an open safetensors file. Raises UserError where its tensors are not those that were written, or not finite.
+
+    A layer is held at a time.
+    """
+    import torch
+
+    path, shape = capture.path, capture.shape
+    pages = (capture.layers, shape.pages(capture.context), shape.page_size, shape.kv_heads, shape.head_size)
+    query = (capture.layers, shape.q_heads, shape.head_size)
+    slices = {name: file.get_slice(name) for name in sorted(file.keys())}
+    found = {name: (TYPES.get(each.get_dtype()), *each.get_shape()) for name, each in slices.items()}
+    sizes = {"keys": pages, "output": query, "query": query, "values": pages}
+    expected = {name: (shape.dtype, *size) for name, size in sizes.items()}
+    if found != expected:
+        raise UserError(f"{path} holds tensors {found}, but its metadata says {expected}; capture it again")
+
+    def read(name: str) -> "Iterator[torch.Tensor]":
+        for index in range(capture.layers):
+            layer = slices[name][index]
+            if not torch.isfinite(layer).all():
+                raise UserError(f"{path}: {name} of layer {index} hold NaN or infinity, which no kernel can be held to")
+            yield layer
+
+    if digest({name: read(name) for name in TENSORS}) != capture.details["sha256"]:
+        raise UserError(f"{path} holds other numbers than were captured (SHA-256); copy it anew, or capture it again")

@@ -11,6 +11,7 @@ from evalsuite_performance.layer_shape import LayerShape, parse_heads
 
 VOCABULARY = 32000
 _LEAST_POSITIONS = 65536
+_LEAST_VOCABULARY = 102  # prompts are made of token ids from 100 on, more than one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,18 +75,23 @@ def read_shape(folder: Path) -> ModelShape:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         config = config.get("text_config", config)
-        return ModelShape(
+        shape = ModelShape(
             heads=int(config["num_attention_heads"]),
             kv_heads=int(config.get("num_key_value_heads") or config["num_attention_heads"]),
             head_size=int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]),
             layers=_attention_layers(config),
             vocabulary=int(config["vocab_size"]),
         )
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        if min(shape.heads, shape.kv_heads, shape.head_size) < 1 or shape.layers < 0:
+            raise ValueError(f"it gives {shape}")
+        if shape.vocabulary < _LEAST_VOCABULARY:
+            raise ValueError(f"a vocabulary of {shape.vocabulary} is too small, expected {_LEAST_VOCABULARY} or more")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise UserError(
             f"{file} does not say the model's shape ({type(error).__name__}: {error}); expected heads, layers and "
             "vocabulary as Hugging Face configurations name them; name another with --model"
         ) from error
+    return shape
 
 
 def _attention_layers(config: Mapping[str, Any]) -> int:

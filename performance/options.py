@@ -20,8 +20,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def whole_from_one(text: str) -> int:
     """Return a whole number from 1 to MOST, for argparse."""
-    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= MOST:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {MOST}")
+    if not (text.isascii() and text.isdecimal() and len(text) < 20 and 1 <= int(text) <= MOST):
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number from 1 to {MOST}")
     return int(text)
 
 

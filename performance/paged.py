@@ -1,5 +1,6 @@
 """Queries and paged KV to replay attention on: made up, or from a capture; and whether they fit into memory."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,11 +61,14 @@ def needed_bytes(shape: LayerShape, context: int, layers: int) -> int:
     """Return the device memory that a case takes with everything measured on it.
 
     Beside the caches that is what float64 makes of one KV head's keys and values while outputs are checked: four
-    times their bytes, and a copy in their own type.
+    times their bytes, and a copy in their own type; five copies of all scores in float32, as the segments of a CPU
+    make; and queries and outputs, in every type that they are held in.
     """
     pages = shape.pages(context) + SPARE_PAGES
     check = 5 * shape.kv_bytes(context) // shape.kv_heads * 2 // shape.element_bytes
-    return layers * shape.kv_bytes(pages * shape.page_size) + check + OTHER_BYTES
+    scores = 20 * shape.q_heads * context
+    vectors = 20 * layers * shape.q_heads * shape.head_size
+    return layers * shape.kv_bytes(pages * shape.page_size) + check + scores + vectors + OTHER_BYTES
 
 
 def largest_context(shape: LayerShape, layers: int, free: int) -> int:
@@ -89,12 +93,17 @@ def check_fits(shape: LayerShape, context: int, layers: int, free: int) -> None:
 
 
 def describe_memory(shape: LayerShape, context: int, layers: int, free: int) -> str:
-    """Return the line that says what does not fit and what does."""
-    largest = min(largest_context(shape, layers, free), context - 1)
+    """Return the line that says what does not fit and what does, or that this fits and memory went elsewhere."""
+    largest = largest_context(shape, layers, free)
+    if needed_bytes(shape, context, layers) <= free:
+        fits = "so other processes, or many --segments, took it; give fewer, or a smaller --context"
+    elif largest > 0:
+        fits = f"the largest context that fits is {min(largest, context - 1)}"
+    else:
+        fits = "not even one page of each layer fits"
     return (
         f"out of memory: {layers} layers of {shape.heads} at context {context} need about "
-        f"{needed_bytes(shape, context, layers) / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free; "
-        + (f"the largest context that fits is {largest}" if largest > 0 else "not even one page of each layer fits")
+        f"{needed_bytes(shape, context, layers) / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free; {fits}"
     )
 
 
@@ -112,7 +121,12 @@ def free_bytes(device: str) -> int:
 
 
 def make_case(shape: LayerShape, context: int, *, longest: int, layers: int, device: str) -> Case:
-    """Return a case of seeded normal numbers: the same on every machine of one kind, in pages of random order."""
+    """Return a case of seeded numbers: the same on every machine of one kind, in pages of random order.
+
+    They are normal, but for some keys, see `_weigh_ends`: in a long history of nothing but normal numbers one position
+    more or less changes the output by less than rounding does. The page table goes on, out of a kernel's sight, with
+    the spare pages, so that what is read past its end is a page of the cache as well.
+    """
     import torch
 
     dtype = getattr(torch, shape.dtype)
@@ -122,16 +136,39 @@ def make_case(shape: LayerShape, context: int, *, longest: int, layers: int, dev
     queries = torch.randn(
         layers, shape.q_heads, shape.head_size, generator=generator, dtype=torch.float32, device=device
     )
+    queries[..., 0] = 1
+    caches = [torch.randn(size, generator=generator, dtype=dtype, device=device) for _ in range(layers)]
+    table = torch.randperm(used + SPARE_PAGES, generator=generator, device=device).int()
+    scale = shape.head_size**-0.5
+    positions = (0, context - 1, context)
+    ends = [(int(table[position // shape.page_size]), position % shape.page_size) for position in positions]
+    for cache in caches:
+        _weigh_ends(cache[:, 0], ends, context, scale)
     return Case(
         shape=shape,
         context=context,
         longest=longest,
         queries=queries.to(dtype),
-        caches=[torch.randn(size, generator=generator, dtype=dtype, device=device) for _ in range(layers)],
-        table=torch.randperm(used + SPARE_PAGES, generator=generator, device=device)[:used].int(),
+        caches=caches,
+        table=table[:used],
         outputs=_outputs(shape, layers, device),
-        scale=shape.head_size**-0.5,
+        scale=scale,
     )
+
+
+def _weigh_ends(keys: "torch.Tensor", ends: Sequence[tuple[int, int]], context: int, scale: float) -> None:
+    """Give weight to the first and the last slot of every page of keys, and more to `ends`, given as page and slot.
+
+    A key with nothing but a first number scores that times `scale` with every query, whose first number is 1. Of
+    normal keys a score s has a mean exp(2 s) of exp(2), and values are independent: n positions add up to a length of
+    e sqrt(n). The edges of a page together get the length of the page's, e sqrt(page_size / 2) each, and an end half
+    that of all pages with their edges, e sqrt(2 context) / 2: without it the output changes by some 40 %.
+    """
+    edge, end = (1 + math.log(positions / 2) / 2 for positions in (keys.shape[1], context))
+    edges = [(edge, keys[:, slot]) for slot in (0, -1)]
+    for score, some in [*edges, *((end, keys[place]) for place in ends)]:
+        some.zero_()
+        some[..., 0] = score / scale
 
 
 def load_case(capture: "Capture", *, layers: int, device: str) -> Case:

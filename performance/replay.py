@@ -97,7 +97,7 @@ def choose_input(args: argparse.Namespace) -> "tuple[Capture | None, LayerShape,
 
     Raises UserError for heads that are none, and for options that a capture contradicts.
     """
-    heads = parse_heads("--heads", args.heads) if args.heads else None
+    heads = None if args.heads is None else parse_heads("--heads", args.heads)
     if args.kv is None:
         q_heads, kv_heads, head_size = heads or HEADS
         shape = LayerShape(q_heads=q_heads, kv_heads=kv_heads, head_size=head_size, page_size=args.page or PAGE)
@@ -127,8 +127,13 @@ def choose_device() -> str:
         raise UserError("PyTorch is not installed; replay needs it, even without a GPU: `pip install torch`") from error
     if torch.version.cuda is not None and torch.cuda.is_available():
         return "cuda"
+    from evalsuite.environment import nvidia_gpu
+
+    gpu = nvidia_gpu()
+    why = "is built without CUDA" if torch.version.cuda is None else "finds no CUDA device"
+    found = "no NVIDIA GPU here" if gpu is None else f"PyTorch {torch.__version__} {why} and cannot use the {gpu[0]}"
     say(
-        "no NVIDIA GPU here: the reference implementations run on the CPU, which shows that segments merge to the same "
+        f"{found}: the reference implementations run on the CPU, which shows that segments merge to the same "
         "answer; their times say nothing of any kernel"
     )
     return "cpu"
@@ -196,6 +201,8 @@ def replay_context(
 
     try:
         return attempt()
-    except torch.OutOfMemoryError:
-        pass  # what the attempt holds is free only once its exception is gone
+    except RuntimeError as error:  # of a CPU it is no OutOfMemoryError
+        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+            raise
+    # what the attempt holds is free only once its exception is gone
     raise UserError(describe_memory(shape, context, layers, free_bytes(device)))

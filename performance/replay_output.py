@@ -25,7 +25,7 @@ def format_heading(report: dict[str, Any]) -> str:
         parts.append(f"{gpu} (driver {driver}), vLLM {environment['vllm']}")
         parts.append(f"a copy reaches {report['copy_gigabytes_per_second']:.0f} GB/s")
     else:
-        parts.append(f"{environment['cpu'] or 'CPU'}, no GPU")
+        parts.append(f"{environment['cpu'] or 'CPU'}, without a GPU")
     return "; ".join(parts)
 
 
@@ -46,9 +46,11 @@ def format_markdown(report: dict[str, Any]) -> str:
 
 
 def format_csv(report: dict[str, Any]) -> str:
-    """Return one line per context and kernel; cells of what is not known are empty."""
+    """Return one line per context and kernel; cells of what is not known, or had no part in it, are empty."""
     shape, environment = report["shape"], report["environment"]
-    fixed = {name: environment[name] for name in ("gpu", "driver", "vllm", "torch", "triton")}
+    fixed = {"device": report["device"]}
+    fixed |= {name: environment[name] if report["device"] == "cuda" else None for name in ("gpu", "driver")}
+    fixed |= {name: environment[name] for name in ("vllm", "torch", "triton")}
     fixed |= {name: shape[name] for name in ("q_heads", "kv_heads", "head_size", "page_size", "dtype")}
     fixed |= {"copy_gigabytes_per_second": report["copy_gigabytes_per_second"]}
     lines = []
@@ -64,10 +66,11 @@ def format_csv(report: dict[str, Any]) -> str:
 
 def write(folder: Path, report: dict[str, Any]) -> None:
     """Write replay.json and, made from it, replay.csv, replay.md and the plot replay.svg into a folder."""
-    text = json.dumps(report, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
+    text = json.dumps(report, indent=2, sort_keys=True, allow_nan=False)
     (folder / "replay.json").write_text(text + "\n", encoding="utf-8")
     (folder / "replay.csv").write_text(format_csv(report), encoding="utf-8")
-    (folder / "replay.md").write_text(format_markdown(report), encoding="utf-8")
+    markdown = format_markdown(report)
+    (folder / "replay.md").write_text(markdown, encoding="utf-8", errors="backslashreplace")  # a path may be no text
     draw(report, folder / "replay.svg")
 
 
@@ -130,21 +133,36 @@ def _name(row: dict[str, Any]) -> str:
     return f"{row['kernel']}: {row['parts']} {word}{'s' if row['parts'] != 1 else ''}"
 
 
+def _fastest(result: dict[str, Any]) -> dict[str, str]:
+    """Return what is said of the fastest kernel, and of those that noise cannot tell from it, by name.
+
+    Nothing on a noisy table. What is wrong is no candidate, nor is the control.
+    """
+    times = {
+        row["kernel"]: row["microseconds"]
+        for row in result["rows"]
+        if row["microseconds"] is not None and not row["wrong"] and row["kernel"] != f"{result['yardstick']}, again"
+    }
+    if result["noisy"] or not times:
+        return {}
+    near = [name for name, time in times.items() if time <= (1 + NOISE) * min(times.values())]
+    return dict.fromkeys(near, "fastest" if len(near) == 1 else "fastest, within noise")
+
+
 def _rows(report: dict[str, Any], result: dict[str, Any]) -> list[list[str]]:
     """Return the rows of a context's table, its head first."""
     on_gpu = report["device"] == "cuda"
     header = ["kernel", "µs" if on_gpu else "µs (reference on a CPU)", "relative error", "note"]
     if on_gpu:
         header[2:2] = [f"x {result['yardstick'] or 'yardstick'}", "GB/s", "of copy"]
-    timed = [row for row in result["rows"] if row["microseconds"] is not None]
-    fastest = min(timed, key=lambda row: row["microseconds"], default=None)
+    fastest = _fastest(result) if on_gpu else {}
     rows = [header]
     for row in result["rows"]:
         if row["skipped"] is not None:
             rows.append([row["kernel"], *["-"] * (len(header) - 2), f"skipped: {row['skipped']}"])
             continue
         error = "NaN" if row["relative_error"] is None else f"{row['relative_error']:.2e}"
-        verdict = "WRONG" if row["wrong"] else "fastest" if on_gpu and row is fastest else None
+        verdict = "WRONG" if row["wrong"] else fastest.get(row["kernel"])
         note = "; ".join(filter(None, (verdict, row["note"])))
         cells = [_name(row), f"{row['microseconds']:.1f}", error, note]
         if on_gpu:

@@ -60,6 +60,25 @@ def test_every_recorded_replay_has_its_table() -> None:
     assert sorted(REPLAYS) == sorted(file.parent.name for file in FOLDER.glob("*/replay.json"))
 
 
+@pytest.mark.parametrize(
+    "q_heads, kv_heads, head_size, sms, chosen",
+    [  # contexts 256, 1k, 2k, 4k, 8k, 32k, 128k; computed with the C++ formula
+        (32, 8, 128, 132, [2, 8, 16, 32, 32, 29, 28]),
+        (16, 2, 128, 132, [2, 8, 16, 32, 64, 128, 114]),
+        (9, 3, 64, 132, [1, 4, 8, 16, 32, 64, 74]),
+        (32, 8, 128, 108, [2, 8, 16, 16, 22, 24, 23]),
+        (32, 8, 128, 58, [2, 8, 8, 11, 13, 13, 13]),
+        (8, 8, 128, 132, [1, 1, 1, 1, 1, 1, 1]),
+    ],
+)
+def test_fa2s_own_split_count_is_what_its_source_computes(
+    q_heads: int, kv_heads: int, head_size: int, sms: int, chosen: list[int]
+) -> None:
+    shape = LayerShape(q_heads=q_heads, kv_heads=kv_heads, head_size=head_size, page_size=16)
+    contexts = [256, 1024, 2048, 4096, 8192, 32768, 131072]
+    assert [fa2_auto_splits(shape, context, sms) for context in contexts] == chosen
+
+
 @pytest.mark.parametrize("name", REPLAYS)
 def test_the_rules_of_the_page_give_the_recorded_automatic_counts(name: str) -> None:
     data = read(name)

@@ -7,6 +7,7 @@ import argparse
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 
 from evalsuite.checkpoint import default_checkpoint
 from evalsuite.errors import UserError
-from evalsuite_performance.capture import add_parser
+from evalsuite_performance.capture import add_parser, placed
 from evalsuite_performance.capture_file import TENSORS, digest, open_capture
 from evalsuite_performance.capture_worker import attends_to_all
 from evalsuite_performance.paged import load_case
@@ -105,7 +106,10 @@ def read(capture):
         ({"--out": "name.bin"}, "--out name.bin cannot be written; expected NAME.safetensors"),
         ({"--out": "/no/such/a.safetensors"}, "in a folder that exists"),
         ({"--model": "/no/such"}, "model /no/such does not exist"),
+        ({"--out": f"{'a' * 300}.safetensors"}, "cannot be written (File name too long); expected NAME.safetensors"),
+        ({"--out": "/proc/a.safetensors"}, "/proc/a.safetensors cannot be written ("),
         ({"--arm": "cpux"}, "unknown arm 'cpux'"),
+        ({"--arm": ""}, "unknown arm ''"),
         ({"--arm": "http://localhost:1"}, "is a running server"),
     ],
 )
@@ -116,6 +120,42 @@ def test_wrong_options_are_one_line_that_says_what_to_do(changes, found):
     with pytest.raises(UserError) as caught:
         parse(options)
     assert found in str(caught.value) and "\n" not in str(caught.value)
+    assert not Path("never.safetensors.part").exists()
+
+
+def test_a_folder_in_the_files_place_is_found_before_anything_is_served(tmp_path):
+    folder = tmp_path / "a.safetensors"
+    folder.mkdir()
+    with pytest.raises(UserError, match="cannot be written; expected NAME"):
+        parse({"--context": "300", "--out": str(folder), "--arm": "cpu"})
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, UserError, RuntimeError])
+def test_the_file_appears_whole_or_not_at_all(tmp_path, error):
+    out = tmp_path / "a.safetensors"
+    with pytest.raises(error), placed(out) as part:
+        part.write_text("half")
+        raise error
+    assert not list(tmp_path.iterdir())
+    with placed(out) as part:
+        part.write_text("whole")
+        assert not out.exists()
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["whole"]
+
+
+@pytest.mark.server
+@pytest.mark.skipif(torch.version.cuda is not None, reason="needs vLLM's CPU build")
+def test_weights_that_are_cut_short_are_one_line_and_leave_nothing(tmp_path):
+    for file in default_checkpoint().iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes()[: 1 << 20])
+    out = tmp_path / "out"
+    out.mkdir()
+    options = ("--model", tmp_path, "--context", "64", "--arm", "cpu", "--out", out / "a.safetensors")
+    command = [sys.executable, "-m", "evalsuite", "capture", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "evalsuite: vLLM does not serve" in done.stderr.splitlines()[-1]
+    assert not list(out.iterdir())
 
 
 def parse(options):

@@ -1,6 +1,7 @@
 """A dummy model has the shape asked for, and a real one's shape is read or refused."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,20 @@ def test_a_configuration_without_a_shape_is_refused(config: str, tmp_path: Path)
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(UserError, match="does not say the model's shape"):
         read_shape(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"vocab_size": 100}, {"vocab_size": 101}, {"num_attention_heads": 0}, {"num_attention_heads": -9},
+     {"num_key_value_heads": -3}, {"num_hidden_layers": -1}, {"head_dim": -64}, {"hidden_size": math.inf}],
+)  # fmt: skip
+def test_a_configuration_that_no_model_can_have_is_refused_in_one_line(
+    changes: dict[str, float], tmp_path: Path
+) -> None:
+    config = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576, "num_hidden_layers": 30}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 102}))
+    assert read_shape(tmp_path).vocabulary == 102
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 102} | changes))
+    with pytest.raises(UserError, match="does not say the model's shape") as caught:
+        read_shape(tmp_path)
+    assert "\n" not in str(caught.value)

@@ -7,25 +7,34 @@ import argparse
 import csv
 import json
 import math
+import os
 import re
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
-from evalsuite_attention.reference import paged_attention, segment_attention
+from evalsuite_attention.reference import segment_attention
 
 from evalsuite.errors import UserError
-from evalsuite.render import markdown_table
 from evalsuite_performance.candidate import Built, Candidate, Refused
-from evalsuite_performance.capture_file import open_capture, save_capture
-from evalsuite_performance.flash_kernels import fa2_auto_splits
 from evalsuite_performance.kernels import list_candidates
 from evalsuite_performance.layer_shape import LayerShape
-from evalsuite_performance.paged import check_fits, count_layers, largest_context, load_case, make_case, needed_bytes
+from evalsuite_performance.paged import check_fits, count_layers, largest_context, make_case, needed_bytes
 from evalsuite_performance.replay import add_parser
-from evalsuite_performance.replay_output import draw, format_context, format_csv, format_markdown
+from evalsuite_performance.replay_output import format_context, format_markdown
 from evalsuite_performance.timing import Replay, time_rounds
-from evalsuite_performance.trials import Row, add_times, compare_kernels, exact_outputs, relative_error
+from evalsuite_performance.trials import (
+    Row,
+    Tried,
+    add_times,
+    allowed_error,
+    compare_kernels,
+    exact_outputs,
+    judge,
+    plain_outputs,
+    relative_error,
+)
 
 SMALL = LayerShape(q_heads=6, kv_heads=2, head_size=64, page_size=48)
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="what happens where there is no GPU")
@@ -41,41 +50,6 @@ def run(*options):
 
 def make_small(context=200, layers=2):
     return make_case(SMALL, context, longest=context, layers=layers, device="cpu")
-
-
-def capture_file(path, *, context=200, said=None, layers=3, shift=0):
-    """Write a capture of made-up tensors, whose context is said to be `said`, and return its path.
-
-    Each layer's output is that of the layer `shift` before it.
-    """
-    pages = SMALL.pages(context)
-    generator = torch.Generator().manual_seed(0)
-    query = torch.randn(layers, SMALL.q_heads, SMALL.head_size, generator=generator).bfloat16()
-    size = (2, layers, pages, SMALL.page_size, SMALL.kv_heads, SMALL.head_size)
-    keys, values = torch.randn(size, generator=generator).bfloat16()
-    table = torch.arange(pages)
-    outputs = [paged_attention(*each, table, context, scale=0.25) for each in zip(query, keys, values, strict=True)]
-    output = torch.stack(outputs).bfloat16().roll(shift, dims=0)
-    details = {"context": said or context, "scale": 0.25, "model": "made-up"}
-    save_capture(path, {"query": query, "keys": keys, "values": values, "output": output}, details)
-    return path
-
-
-@pytest.mark.parametrize(
-    "q_heads, kv_heads, head_size, sms, chosen",
-    [  # contexts 256, 1k, 2k, 4k, 8k, 32k, 128k; computed with the C++ formula
-        (32, 8, 128, 132, [2, 8, 16, 32, 32, 29, 28]),
-        (16, 2, 128, 132, [2, 8, 16, 32, 64, 128, 114]),
-        (9, 3, 64, 132, [1, 4, 8, 16, 32, 64, 74]),
-        (32, 8, 128, 108, [2, 8, 16, 16, 22, 24, 23]),
-        (32, 8, 128, 58, [2, 8, 8, 11, 13, 13, 13]),
-        (8, 8, 128, 132, [1, 1, 1, 1, 1, 1, 1]),
-    ],
-)
-def test_fa2s_own_split_count_is_what_its_source_computes(q_heads, kv_heads, head_size, sms, chosen):
-    shape = LayerShape(q_heads=q_heads, kv_heads=kv_heads, head_size=head_size, page_size=16)
-    contexts = [256, 1024, 2048, 4096, 8192, 32768, 131072]
-    assert [fa2_auto_splits(shape, context, sms) for context in contexts] == chosen
 
 
 @without_gpu
@@ -97,7 +71,8 @@ def test_without_a_gpu_the_references_run_agree_and_are_marked(tmp_path, capsys)
         assert not any(row["wrong"] or row["skipped"] for row in result["rows"])
         assert all(row["copy_share"] is None and row["gain"] is None for row in result["rows"])
         assert result["noise"] is None
-    assert len(list(csv.DictReader((out / "replay.csv").read_text().splitlines()))) == 10
+    rows = list(csv.DictReader((out / "replay.csv").read_text().splitlines()))
+    assert len(rows) == 10 and {(row["device"], row["gpu"], row["driver"]) for row in rows} == {("cpu", "", "")}
     assert (out / "replay.md").read_text() == format_markdown(report)
     assert not (out / "replay.svg").exists()
 
@@ -106,6 +81,7 @@ def test_without_a_gpu_the_references_run_agree_and_are_marked(tmp_path, capsys)
     "options, found",
     [
         (["--heads", "24"], "--heads 24 is no shape"),
+        (["--heads", ""], "--heads  is no shape"),
         (["--heads", "24/0/256"], "--heads 24/0/256 is no shape"),
         (["--heads", "24/5/256"], "--heads 24/5/256: 24 query heads cannot share 5 KV heads"),
         (["--heads", "24/4/250"], "--heads 24/4/250: head size 250 suits no attention kernel"),
@@ -122,7 +98,8 @@ def test_wrong_options_are_one_line_that_says_what_to_do(options, found):
 @pytest.mark.parametrize(
     "option, text, found",
     [("--page", "-16", "-16"), ("--context", "4096,,", ""), ("--context", "4k", "4k"), ("--splits", "0", "0"),
-     ("--segments", "16,1.5", "1.5"), ("--context", "1048577", "1048577"), ("--page", "²", "²")],
+     ("--segments", "16,1.5", "1.5"), ("--context", "1048577", "1048577"), ("--page", "²", "²"), ("--context", "", ""),
+     ("--page", "", ""), ("--page", "9" * 5000, "9" * 20)],
 )  # fmt: skip
 def test_what_is_no_number_is_named_with_its_option_and_what_was_expected(option, text, found, capsys):
     with pytest.raises(SystemExit) as caught:
@@ -229,6 +206,81 @@ def test_a_kernel_that_averages_or_writes_nothing_is_wrong():
     assert [line.split()[0] for line in lines if line.endswith("WRONG")] == ["averaged", "silent"]
 
 
+def scaled(factor):
+    """Return a builder of plain PyTorch whose outputs are multiplied."""
+
+    def build(case):
+        return Built(launch=lambda index: case.outputs[index].copy_(factor * plain_outputs(case, torch.float32)[index]))
+
+    return build
+
+
+@pytest.mark.parametrize("factor", [1.3, math.nan])
+def test_a_wrong_yardstick_excuses_no_other_kernel_and_blames_none_that_is_right(factor):
+    kernels = {"yardstick": factor, "right": 1.0, "far off": 1.5, "off": 1.0001}
+    candidates = [Candidate(name=name, build=scaled(each)) for name, each in kernels.items()]
+    result = compare_kernels(make_small(), candidates, device="cpu", rounds=1, copy=None)
+    assert [row["kernel"] for row in result["rows"] if row["wrong"]] == ["yardstick", "far off", "off"]
+
+
+@pytest.mark.parametrize("dtype, least", [(torch.float32, 5.36e-7), (torch.bfloat16, 3.90e-3)])
+def test_a_lucky_yardstick_does_not_make_the_rounding_of_others_wrong(dtype, least):
+    case = make_small()
+    lucky = plain_outputs(case, dtype).double()  # what plain PyTorch gives, taken as exact
+    allowed = allowed_error(case, dtype, lucky)
+    assert allowed == pytest.approx(least, rel=0.01)
+
+    def tried(error):
+        candidate = Candidate(name="any", build=averaged)
+        return Tried(candidate=candidate, row=Row(kernel="any", relative_error=error), replay=None)
+
+    assert not judge(tried(0.99 * least), tried(0.0), allowed).wrong
+    assert judge(tried(1.02 * least), tried(0.0), allowed).wrong
+    assert not judge(tried(1.8 * least), tried(0.95 * least), allowed).wrong
+
+
+@pytest.mark.parametrize("context, page", [(1, 16), (47, 16), (4096, 16), (32 * 784, 784), (131072, 16), (131072, 784)])
+def test_one_position_too_few_or_too_many_and_a_wrong_page_show_at_every_context(context, page):
+    shape = LayerShape(q_heads=2, kv_heads=1, head_size=16, page_size=page)
+    case = make_case(shape, context, longest=context, layers=1, device="cpu")
+    exact = exact_outputs(case)
+    pages = len(case.table)
+    beyond = case.table.as_strided((pages + 1,), (1,))  # as a kernel would read past the end
+    mistakes = {length: replace(case, context=length, table=beyond) for length in (context - 1, context + 1) if length}
+    errors = {what: relative_error(exact_outputs(each), exact) for what, each in mistakes.items()}
+    allowed = allowed_error(case, torch.bfloat16, exact)
+    assert min(errors.values()) > 20 * allowed, errors
+    wrong = case.table.clone()
+    wrong[pages // 2] = beyond[-1]
+    assert relative_error(exact_outputs(replace(case, table=wrong)), exact) > (10 if pages < 1000 else 1) * allowed
+    if context % page and pages > 1:  # a part of the last page is read in place of the whole first one
+        swapped = case.table.flip(0)
+        assert relative_error(exact_outputs(replace(case, table=swapped)), exact) > 20 * allowed
+
+
+@without_gpu
+def test_a_gpu_that_pytorch_cannot_use_is_named_and_is_not_in_the_table(monkeypatch, tmp_path, capsys):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA H200, 580.1'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert run("--heads", "6/2/64", "--page", 48, "--context", 20, "--segments", 1, "--out", tmp_path) == 0
+    printed = capsys.readouterr()
+    found = r"PyTorch \S+ (is built without CUDA|finds no CUDA device) and cannot use the NVIDIA H200: "
+    assert re.match(found, printed.err)
+    assert "H200" not in printed.out + (tmp_path / "replay.csv").read_text()
+
+
+@without_gpu
+def test_a_folder_whose_name_is_no_text_holds_the_results(monkeypatch, tmp_path):
+    folder = tmp_path / "bad\udcff"
+    options = ("--heads", "6/2/64", "--page", "48", "--context", "20", "--segments", "1", "--out", str(folder))
+    monkeypatch.setattr("sys.argv", ["evalsuite", "replay", *options])
+    assert run(*options) == 0
+    assert str(folder) in json.loads((folder / "replay.json").read_text())["command"]
+    assert r"bad\udcff" in (folder / "replay.md").read_text()
+
+
 @without_gpu
 def test_a_wrong_output_is_exit_code_1(monkeypatch, capsys):
     wrong = Candidate(name="averaged", build=averaged)
@@ -252,16 +304,19 @@ def test_what_cannot_run_is_listed_with_its_reason_and_a_failing_device_is_not()
             measure_small(Candidate(name="broken", build=refuse(error)))
 
 
+def refuse_memory(index):
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
 @without_gpu
-def test_memory_that_runs_out_is_one_line_and_what_was_measured_before_is_kept(monkeypatch, tmp_path):
+@pytest.mark.parametrize("launch", [refuse_memory, lambda index: torch.empty(1 << 60, dtype=torch.uint8)])
+def test_memory_that_runs_out_is_one_line_and_what_was_measured_before_is_kept(launch, monkeypatch, tmp_path):
     def exhaust(case):
-        if case.context > 100:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return averaged(case)
+        return averaged(case) if case.context == 100 else Built(launch=launch)
 
     greedy = [Candidate(name="greedy", build=exhaust)]
     monkeypatch.setattr("evalsuite_performance.kernels.list_candidates", lambda *_, **__: greedy)
-    with pytest.raises(UserError, match=r"^out of memory: 2 layers .* the largest context that fits is 199$"):
+    with pytest.raises(UserError, match=r"^out of memory: 2 layers .* free; so other processes, or many --segments"):
         run("--heads", "6/2/64", "--page", 48, "--context", "100,200", "--out", tmp_path)
     report = json.loads((tmp_path / "replay.json").read_text())
     assert [result["context"] for result in report["contexts"]] == [100]
@@ -274,98 +329,6 @@ def test_a_shape_that_no_kernel_serves_is_an_error_below_the_table(monkeypatch, 
     with pytest.raises(UserError, match="no kernel here serves 6/2/64 in pages of 48"):
         run("--heads", "6/2/64", "--page", 48, "--context", 200)
     assert "skipped: takes another shape" in capsys.readouterr().out
-
-
-def gpu_report(noise):
-    """Return a report as a GPU would have it."""
-    row = {
-        "kernel": "FA2 auto", "skipped": None, "parts": 64, "relative_error": 2e-3, "wrong": False,
-        "microseconds": 57.5, "gain": 1.0, "gain_lower_quartile": 0.99, "gain_upper_quartile": 1.01,
-        "gigabytes_per_second": 2334.0, "copy_share": 0.55, "note": None,
-    }  # fmt: skip
-    again = row | {"kernel": "FA2 auto, again", "gain": 1 + noise, "note": "a | b"}
-    refused = dict.fromkeys(row) | {"kernel": "FlashInfer", "skipped": "not installed", "wrong": False}
-    result = {
-        "context": 32768, "layers": 16, "kv_bytes": 134217728, "yardstick": "FA2 auto", "noise": noise,
-        "noisy": abs(noise) > 0.01, "rows": [row, again, refused],
-    }  # fmt: skip
-    environment = dict.fromkeys(("gpu", "driver", "vllm", "torch", "triton", "cpu"), "x")
-    return {
-        "device": "cuda", "l2_bytes": 60 << 20, "copy_gigabytes_per_second": 4281.0, "command": "evalsuite replay",
-        "shape": {"q_heads": 24, "kv_heads": 4, "head_size": 256, "page_size": 784, "dtype": "bfloat16"},
-        "capture": None, "environment": environment, "contexts": [result],
-    }  # fmt: skip
-
-
-def test_noise_of_more_than_one_percent_is_said_above_the_table():
-    quiet, noisy = gpu_report(-0.0098), gpu_report(-0.0102)
-    assert "noise: FA2 auto against itself -0.98 %, within ±1 %" in format_context(quiet, quiet["contexts"][0])
-    assert "NOISY: FA2 auto against itself differs by -1.0 %" in format_context(noisy, noisy["contexts"][0])
-    assert "NOISY" in format_markdown(noisy) and "NOISY" not in format_markdown(quiet)
-
-
-def test_the_table_shows_what_fa2_chose_and_what_was_skipped_and_the_plot_is_the_same_each_time(tmp_path):
-    report = gpu_report(0.001)
-    text = format_context(report, report["contexts"][0])
-    head = ("kernel", "µs", "x FA2 auto", "GB/s", "of copy", "relative error", "note")
-    rows = [
-        ("FA2 auto: 64 splits", "57.5", "1.000", "2334", "55%", "2.00e-03", "fastest"),
-        ("FA2 auto, again: 64 splits", "57.5", "1.001", "2334", "55%", "2.00e-03", "a | b"),
-        ("FlashInfer", *"-----", "skipped: not installed"),
-    ]
-    assert [tuple(re.split("  +", line)) for line in text.splitlines()[-4:]] == [head, *rows]
-    assert markdown_table([head, *rows]) in format_markdown(report)
-    assert len(format_csv(report).splitlines()) == 4
-    draw(report, tmp_path / "a.svg")
-    draw(report, tmp_path / "b.svg")
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-
-
-def test_a_capture_is_replayed_from_its_own_numbers_and_repeated_beyond_its_layers(tmp_path):
-    capture = open_capture(capture_file(tmp_path / "c.safetensors"))
-    assert capture.shape == SMALL and (capture.context, capture.layers, capture.scale) == (200, 3, 0.25)
-    case = load_case(capture, layers=5, device="cpu")
-    assert torch.equal(case.caches[4], case.caches[1]) and torch.equal(case.queries[4], case.queries[1])
-    assert case.caches[4].data_ptr() != case.caches[1].data_ptr()
-    exact = exact_outputs(case)
-    query, keys, values, _ = case.layer(1)
-    flat_keys, flat_values = (each.flatten(0, 1)[:200, 1].double() for each in (keys, values))
-    weights = torch.softmax(query[3:].double() @ flat_keys.T * 0.25, dim=-1)
-    assert relative_error((weights @ flat_values)[None], exact[1:2, 3:]) < 1e-12
-
-
-@without_gpu
-def test_a_capture_decides_shape_page_and_context(tmp_path, capsys):
-    path = capture_file(tmp_path / "c.safetensors")
-    assert run("--kv", path, "--heads", "6/2/64", "--page", 48, "--context", 200) == 0
-    assert "captured from made-up" in capsys.readouterr().out
-    for option, value in (("--heads", "6/3/64"), ("--page", 16), ("--context", 100)):
-        with pytest.raises(UserError, match=f"was captured with --heads 6/2/64 --page 48 --context 200, but {option}"):
-            run("--kv", path, option, value)
-
-
-@without_gpu
-def test_a_capture_whose_output_is_not_what_its_kv_gives_is_refused(tmp_path):
-    path = capture_file(tmp_path / "c.safetensors", shift=1)
-    with pytest.raises(UserError, match=r"^the output that was captured .* capture it again$"):
-        run("--kv", path)
-
-
-def test_files_that_are_no_capture_are_refused(tmp_path):
-    from safetensors.torch import save_file
-
-    text, bare = tmp_path / "text.safetensors", tmp_path / "bare.safetensors"
-    text.write_text("no tensors")
-    save_file({"query": torch.zeros(1)}, bare)
-    for path, found in (
-        (text, "cannot be read as safetensors"),
-        (bare, "is no capture"),
-        (capture_file(tmp_path / "a.safetensors", said="many"), "metadata cannot be read"),
-    ):
-        with pytest.raises(UserError, match=found):
-            open_capture(path)
-    with pytest.raises(UserError, match="but its metadata says"):
-        open_capture(capture_file(tmp_path / "b.safetensors", said=97, context=96))
 
 
 def test_relative_error_is_that_of_the_worst_layer():
