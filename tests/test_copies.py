@@ -80,7 +80,7 @@ def copy_evidence(run: Run, source: str, *, every: int = 1, moved: float = 0.0, 
     ("source", "options", "told"),
     [
         ("baseline", {}, "in 348 of 348 decode steps candidate gives the distributions of baseline"),
-        ("baseline", {"moved": 1e-7}, "in 348 of 348 decode steps candidate gives the distributions of baseline"),
+        ("baseline", {"moved": 1e-7}, "nearer to the baseline than another kernel comes"),
         ("right-cpu-unsplit", {}, "in 348 of 348 decode steps candidate gives the distributions of right-cpu-unsplit"),
         ("baseline", {"steps": 20}, "in 228 of 348 decode steps"),
         ("baseline", {"every": 12}, "in most decode steps of 1 of 12 responses"),
