@@ -78,6 +78,9 @@ class Incidence:
     both: int
     test: McNemar | None
     """Its one-sided p-values are small when it befell the candidate more. None for pairs that are not independent."""
+    p: float | None
+    """One-sided, small when it befell the candidate more: the test's mid-p, or that of `rao_scott` where pairs are not
+    independent. None in a run that may stop early."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,14 +207,23 @@ def _by_cluster(pairs: Sequence[Pair], outcomes: Sequence[Outcome]) -> Clustered
 
 def count_incidence(pairs: Sequence[Pair], verdict: str, *, fixed: bool = True) -> Incidence:
     """Return how often either arm's response was graded `verdict`, paired. `fixed` as in `tabulate`."""
-    count = Counter((pair.baseline.verdict == verdict, pair.candidate.verdict == verdict) for pair in pairs)
+    befell = [(pair.baseline.verdict == verdict, pair.candidate.verdict == verdict) for pair in pairs]
+    count = Counter(befell)
     baseline_only, candidate_only = count[True, False], count[False, True]
+    test = mcnemar(lost=candidate_only, gained=baseline_only) if fixed and _independent(pairs) else None
+    p = test.midp_one_sided if test is not None else None
+    if fixed and test is None:
+        outcomes: list[Outcome] = [
+            "lost" if one < other else "gained" if one > other else "kept" for one, other in befell
+        ]
+        p = _by_cluster(pairs, outcomes).p_regression
     return Incidence(
         neither=count[False, False],
         baseline_only=baseline_only,
         candidate_only=candidate_only,
         both=count[True, True],
-        test=mcnemar(lost=candidate_only, gained=baseline_only) if fixed and _independent(pairs) else None,
+        test=test,
+        p=p,
     )
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from evalsuite.checkpoint import find_flag
 from evalsuite.journal import Run
 from evalsuite.receipts import plan_fingerprint
 from evalsuite.records import ARMS, Response, seed_of
@@ -39,8 +40,11 @@ def find_contradictions(run: Run) -> Iterator[str]:
             if len(values) > 1:
                 yield f"{arm}: its receipts name different {name}: {' and '.join(sorted(values)[:2])}"
         # Only what is attached to has no kernel to prove, and gives no receipts. An imported log has no address.
-        if configured.get("kernel") is None and "url" in configured and receipts[arm]:
-            yield f"{arm}: run.json demands no kernel, and {len(receipts[arm])} responses carry receipts of one"
+        if configured.get("kernel") is None and "url" in configured:
+            if receipts[arm]:
+                yield f"{arm}: run.json demands no kernel, and {len(receipts[arm])} responses carry receipts of one"
+            elif not configured["url"]:
+                yield f"{arm}: run.json names neither a kernel to prove nor the server that was attached to"
     # Arms that were put side by side come from two plans.
     together = [[*receipts["baseline"], *receipts["candidate"]]] if _is_one_run(run) else receipts.values()
     for each in together:
@@ -138,8 +142,8 @@ def same_tokenizer(run: Run) -> bool:
     """Return whether both arms are known to turn the same tokens into the same text."""
     arms = [run.meta["arms"][arm] for arm in ARMS]
     weights = {arm.get("model_sha256") for arm in arms}
-    flags = {any("tokenizer" in flag for flag in arm.get("args", ())) for arm in arms}
-    return len(weights) == 1 and None not in weights and flags == {False}
+    tokenizers = {find_flag(arm.get("args", ()), "--tokenizer") for arm in arms}
+    return len(weights) == 1 and None not in weights and len(tokenizers) == 1
 
 
 def is_rewritten(one: Response, other: Response) -> bool:

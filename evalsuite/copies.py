@@ -10,7 +10,7 @@ from typing import Any
 from evalsuite.records import Forced
 from evalsuite.statistics import Ratio
 
-MOST = 0.5
+MOST, MOST_OF_ONE = 0.1, 0.5
 """Largest share of the decode steps that two kernels may agree in, over all responses and in each."""
 LEAST_STEPS = 8
 """A response of fewer decode steps is not looked at by itself: those may agree by chance."""
@@ -51,7 +51,7 @@ def find_copies(
         equal, steps = (sum(count) for count in zip(*counts, strict=True))
         if equal > MOST * steps:
             yield f"in {equal} of {steps} decode steps {told}"
-        copied = sum(equal > MOST * steps for equal, steps in counts if steps >= LEAST_STEPS)
+        copied = sum(equal > MOST_OF_ONE * steps for equal, steps in counts if steps >= LEAST_STEPS)
         if copied:
             yield f"in most decode steps of {copied} of {len(counts)} responses {told}"
     if ratio is not None and ratio.high < NEAREST and differ(arms["candidate"], arms["baseline"]):

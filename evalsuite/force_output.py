@@ -56,7 +56,7 @@ class ForceReport:
 
 def derive_if_there(run: Run) -> ForceReport | None:
     """Return what `derive` does, None for a run that was not forced."""
-    return derive(run) if (run.path / force.FOLDER / "force.json").exists() else None
+    return derive(run) if (run.path / force.FOLDER).exists() else None
 
 
 def derive(run: Run) -> ForceReport:
@@ -115,6 +115,8 @@ def _find_mixed_plans(run: Run, meta: Mapping[str, Any]) -> Iterator[str]:
         planned = {**run.meta["arms"][side], "model": None}
         if {**meta["arms"][role], "model": None} != planned:
             yield f"force.json describes the {role} otherwise than run.json the {side}"
+    if meta["responses"] < 1:
+        yield "force.json plans no response"
     if (meta["attention"] or {}).get("sha256") != (run.meta["attention"] or {}).get("sha256"):
         yield "force.json names another attention package than run.json"
     for role, arm in meta["arms"].items():

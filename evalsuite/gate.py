@@ -2,7 +2,7 @@
 
 Each run gets the verdict that `verdict.decide` gives it, at the margin of its task. A task *blocks* the release
 
-- if its run is INVALID, or forced decoding of it (`force`) is FAIL or INVALID, whatever the policy says;
+- if its run is INVALID, or forced decoding of it (`force`) does not say PASS, whatever the policy says;
 - if it is required and says FAIL;
 - if it is required and INCONCLUSIVE, unless the policy calls that advisory and another required task passes.
 

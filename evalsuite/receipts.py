@@ -45,7 +45,7 @@ def fingerprint(arm: Mapping[str, Any]) -> str:
 
 def plan_fingerprint(meta: Mapping[str, Any]) -> str:
     """Return the SHA-256 of what run.json says was asked, and how. Each receipt names it, too."""
-    return fingerprint({key: meta[key] for key in ("questions_sha256", "sampling")})
+    return fingerprint({key: meta.get(key) for key in ("questions_sha256", "sampling", "stop_early", "margin")})
 
 
 def check(response: Response, arm: Mapping[str, Any]) -> str | None:

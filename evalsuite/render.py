@@ -189,8 +189,8 @@ def _incidence_rows(seen: Incidence, name: str, otherwise: str) -> list[tuple[st
         (f"baseline {name}", str(seen.both), str(seen.baseline_only)),
         (f"baseline {otherwise}", str(seen.candidate_only), str(seen.neither)),
     ]
-    if seen.test is not None:
-        rows.append(("p of more in the candidate, mid-p", p_value(seen.test.midp_one_sided), ""))
+    if seen.p is not None:
+        rows.append(("p of more in the candidate, mid-p", p_value(seen.p), ""))
     return rows
 
 

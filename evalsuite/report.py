@@ -20,7 +20,7 @@ from evalsuite.render import render_html, render_markdown, render_summary
 from evalsuite.verdict import Decision, Verdict, decide
 from evalsuite.wording import clean
 
-BLOCKING = (Verdict.FAIL, Verdict.INVALID)
+BLOCKING = (Verdict.INCONCLUSIVE, Verdict.FAIL, Verdict.INVALID)
 """The verdicts of forced decoding that hold a release back, the graver last."""
 
 
@@ -50,9 +50,10 @@ def derive(run: Run, *, margin: float | None = None, grades: Grades | None = Non
 
 
 def overrule(decision: Decision, verdict: Verdict, headline: str) -> Decision:
-    """Return a run's decision together with the verdict of its forced decoding: the graver of FAIL and INVALID holds.
+    """Return a run's decision together with the verdict of its forced decoding: the graver holds.
 
-    A kernel that is wrong is not released, whatever few questions say of it; any other verdict there changes nothing.
+    A kernel that is wrong, or was not shown to be right when that was asked, is not released, whatever few questions
+    say of it. PASS there changes nothing.
     """
     if verdict not in BLOCKING:
         return decision

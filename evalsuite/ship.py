@@ -23,6 +23,8 @@ _MARKS = {"plugin.py", "receipt.py"}
 """Files by which the package is known in a source checkout, where its folder has another name."""
 _CODE = (".py", ".so", ".pyd", ".pyc")
 """What Python imports. It takes a compiled file for its source without a look at it, if that says so."""
+_PACKAGES = (ATTENTION, "evalsuite", "evalsuite_performance", "evalsuite_tasks")
+"""What a wheel may install: a module beside these, or a .pth file, may take the place of another."""
 _PLUGINS = "vllm."
 """Groups of entry points by which vLLM loads code."""
 
@@ -154,6 +156,8 @@ def _find_stray(entries: Sequence[tuple[str, PurePosixPath]]) -> Iterator[str]:
             yield f"{entry} is no plain path"
         elif name.parts[0].endswith(".data") and ATTENTION in name.parts:
             yield f"{entry} lands in the package"
+        elif name.parts[0] not in _PACKAGES and not re.match(r"[^/]+\.(dist-info|data/scripts)/", entry):
+            yield f"{entry} is of no package of evalsuite, and may change what is loaded"
 
 
 def _find_foreign(folder: zipfile.Path) -> Iterator[str]:

@@ -178,12 +178,10 @@ def _exact_p(table: Table, margin: float) -> float:
 
 def _lies_within(comparison: Comparison, margin: float | None) -> bool:
     """Return whether the loss lies within a margin as large as could have shown, whatever the errors hide."""
-    bounds = comparison.table.bound, comparison.worst_case.bound
-    return (
-        margin is not None
-        and comparison.table.baseline_right > margin * comparison.table.pairs
-        and all(bound is not None and bound.low > -margin for bound in bounds)
-    )
+    if margin is None or comparison.table.baseline_right <= margin * comparison.table.pairs:
+        return False
+    tables = comparison.table, comparison.worst_case
+    return all(t.bound is not None and t.bound.low > -margin and _exact_p(t, margin) <= ONE_SIDED for t in tables)
 
 
 def _detect_loss(comparison: Comparison, margin: float | None, alpha: float) -> tuple[str, ...] | None:
@@ -210,11 +208,10 @@ def _detect_loss(comparison: Comparison, margin: float | None, alpha: float) -> 
 def _detect_failures(comparison: Comparison, alpha: float) -> tuple[str, ...] | None:
     """Return the claim that the candidate's requests fail more often, None where that is not detected."""
     errors = comparison.errors
-    if errors.test is not None and errors.test.midp_one_sided <= alpha:
+    if errors.p is not None and errors.p <= alpha:
         return (
             f"regression detected: the candidate alone failed to answer {errors.candidate_only} of "
-            f"{_asked(comparison)}, the baseline alone {errors.baseline_only}, p-value "
-            f"{p_value(errors.test.midp_one_sided)}",
+            f"{_asked(comparison)}, the baseline alone {errors.baseline_only}, p-value {p_value(errors.p)}",
         )
     return None
 
@@ -332,10 +329,10 @@ def _remark(comparison: Comparison, margin: float | None, alpha: float) -> Itera
             "whenever one stops, so they are computed anew for another, which must be fixed before looking all the same"
         )
     cut = comparison.truncation
-    if cut.test is not None and cut.test.midp_one_sided <= ALPHA:
+    if cut.p is not None and cut.p <= ALPHA:
         yield (
             f"the budget ended the candidate's responses more often: {cut.both + cut.candidate_only} against the "
-            f"baseline's {cut.both + cut.baseline_only}, one-sided p-value {p_value(cut.test.midp_one_sided)}"
+            f"baseline's {cut.both + cut.baseline_only}, one-sided p-value {p_value(cut.p)}"
         )
     if finished.pairs < table.pairs and comparison.early is not None:
         yield f"the budget ended a response in {table.pairs - finished.pairs} of {count(table.pairs, 'pair')}"

@@ -3,10 +3,9 @@
 import csv
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, astuple, dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from evalsuite import arms as arms_module
@@ -17,10 +16,10 @@ from evalsuite_performance.break_even import break_even, describe, difference, s
 from evalsuite_performance.measuring import Measurement
 
 NOTES = (
-    "Medians of the repetitions. Changes are against {baseline}, means of the differences within a round; in brackets "
-    "the 95 % interval by Student's t (two repetitions at least; ? where unbounded). Of equal arms one interval in "
-    "twenty leaves out 0.",
-    "Break-even: the output length, in tokens, from which (or until which) an arm answers sooner in all.",
+    "Medians of the repetitions. Changes are against {baseline}, geometric means of the ratios within a round; in "
+    "brackets the 95 % interval by Student's t, which takes two repetitions. Of equal arms one in twenty leaves out 0.",
+    "Break-even: the output length, in tokens, from which (or until which) an arm answers sooner in all, by the mean "
+    "differences within a round and the ends of their intervals.",
     "Every response alone carries a receipt: split-KV arms show it at every decode step, the others at none.",
 )
 
@@ -64,26 +63,23 @@ def summarize(result: Result) -> list[dict[str, Any]]:
                 "decode_seconds_per_token": asdict(spread(decode)),
             }
             if arm != result.baseline:
-                extra, saved = difference(first, base_first), difference(base_decode, decode)
-                found = break_even(extra, saved)
+                found = break_even(difference(first, base_first), difference(base_decode, decode))
                 entry |= {
-                    "first_token_change": _ends(end / mean(base_first) for end in astuple(extra)),
-                    "decode_rate_change": _ends(_rate_change(end, mean(base_decode)) for end in astuple(saved)),
+                    "first_token_change": _ratio(first, base_first),
+                    "decode_rate_change": _ratio(base_decode, decode),
                     "break_even": asdict(found) | {"text": describe(found)},
                 }
             summary.append(entry)
     return summary
 
 
-def _ends(fractions: Iterable[float]) -> dict[str, float | None]:
-    """Return mean and interval of a change by name; None for an end that is unbounded."""
-    ends = [end if math.isfinite(end) else None for end in fractions]
-    return dict(zip(("mean", "low", "high"), ends, strict=True))
+def _ratio(minuends: Sequence[float], subtrahends: Sequence[float]) -> dict[str, float | None]:
+    """Return by what fraction the first are more than the second, with its interval, which one pair does not give.
 
-
-def _rate_change(saved: float, base: float) -> float:
-    """Return by what fraction more tokens per second come where each takes `saved` of its `base` seconds less."""
-    return saved / (base - saved) if -math.inf < saved < base else math.copysign(math.inf, saved)
+    Of the logarithms, so that an interval for twice as fast is as good as one for twice as slow.
+    """
+    change = difference(*([math.log(value) for value in values] for values in (minuends, subtrahends)))
+    return {name: math.expm1(end) if math.isfinite(end) else None for name, end in asdict(change).items()}
 
 
 def summarize_throughput(result: Result) -> list[dict[str, Any]]:
@@ -133,8 +129,8 @@ def _throughput_rows(result: Result) -> Iterator[tuple[str, ...]]:
 
 
 def _change(change: Mapping[str, float | None]) -> str:
-    middle, low, high = ("?" if end is None else f"{100 * end:+.1f}" for end in change.values())
-    return f"{middle} %" if low == high == "?" else f"{middle} % ({low} to {high})"
+    ends = [f"{100 * end:+.1f}" for end in change.values() if end is not None]
+    return f"{ends[0]} %" if len(ends) == 1 else "{} % ({} to {})".format(*ends)
 
 
 def _tables(result: Result) -> Iterator[list[tuple[str, ...]]]:

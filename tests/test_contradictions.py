@@ -245,3 +245,18 @@ def test_what_later_steps_could_not_read_is_refused_with_its_line(
     path.write_text(path.read_text().replace(old, new, 1))
     with pytest.raises(UserError, match="line 1: not a record of evalsuite"):
         load_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("side", ARMS)
+def test_an_arm_with_neither_kernel_nor_address_proves_nothing(side: str) -> None:
+    """Without both, receipts could be taken off a run that was started here, and with them what they show."""
+    bare = {arm: tuple(replace(r, receipt=None) for r in GOOD.responses[arm]) for arm in ARMS}
+    run = change_arm(replace(GOOD, responses=GOOD.responses | {side: bare[side]}), side, kernel=None)
+    assert problems(run) == (f"{side}: run.json names neither a kernel to prove nor the server that was attached to",)
+    assert problems(change_arm(run, side, url="http://host:8000")) == ()
+
+
+@pytest.mark.parametrize("added", [{"stop_early": {"alpha": 0.05}, "margin": 0.2}, {"margin": 0.2}])
+def test_receipts_were_taken_under_one_rule_of_stopping_and_one_margin(added: dict[str, Any]) -> None:
+    run = stamped(GOOD)
+    assert any("other questions" in line for line in problems(replace(run, meta=run.meta | added)))

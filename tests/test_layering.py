@@ -24,7 +24,7 @@ evalsuite/commands: arms doctor errors force force_output gate gate_output journ
     progress report runner samples ship sides tasks
 evalsuite/comparison: divergence early journal pairing receipts records statistics validity
 evalsuite/copies: records statistics
-evalsuite/contradictions: journal receipts records
+evalsuite/contradictions: checkpoint journal receipts records
 evalsuite/divergence: journal pairing records
 evalsuite/divergence_output: divergence pairing records wording
 evalsuite/doctor: checkpoint environment

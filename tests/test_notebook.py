@@ -137,7 +137,7 @@ def test_speed_is_that_of_the_recorded_measurements(shown):
     rows = list(csv.DictReader((RESULTS / "h200-speed/speed.csv").read_text().splitlines()))
     assert len(rows) == 54
 
-    def middle(arm, context, column, concurrency="1", middle=statistics.mean):
+    def middle(arm, context, column, concurrency="1", middle=statistics.geometric_mean):
         return middle(
             float(row[column])
             for row in rows

@@ -93,6 +93,10 @@ INFO = "evalsuite-0.1.0.dist-info"
         ({f"./{INFO}/entry_points.txt": "[vllm.general_plugins]\nx = other:register\n"}, "is no plain path"),
         ({f"{INFO}/entry_points.txt": "[vllm.platform_plugins]\nx=evalsuite_attention2:r\n"}, "evalsuite_attention2"),
         ({f"{INFO}/entry_points.txt": "[vllm.general_plugins]\nx = evalsuite_attention.plugin:register\n"}, None),
+        ({"zz.pth": "import zz_hook\n"}, "zz.pth is of no package of evalsuite"),
+        ({f"{DATA}/purelib/zz.pth": "import zz_hook\n"}, "is of no package of evalsuite"),
+        ({"sitecustomize.py": OTHER}, "sitecustomize.py is of no package of evalsuite"),
+        ({"vllm/v1/attention/backends/flash_attn.py": OTHER}, "flash_attn.py is of no package of evalsuite"),
         ({f"{INFO}/entry_points.txt": "[console_scripts]\nx = evalsuite.cli:main\n", f"{DATA}/scripts/x": OTHER}, None),
     ],
 )

@@ -40,7 +40,7 @@ def early_plan(
     plan = make_plan(arms, folder, questions=40, samples=samples)
     questions = [replace(question, scoring=scoring) for question in early.shuffle(plan.questions, plan.seed)]
     prompts = dict(zip([question.id for question in questions], plan.prompts.values(), strict=True))
-    kernels = {side: {"kernel": None if arm.url else "stock"} for side, arm in arms.items()}
+    kernels = {side: {"kernel": None if arm.url else "stock", "url": arm.url} for side, arm in arms.items()}
     meta = merge(make_meta(questions), {"arms": kernels, "sampling": {"samples": samples}, **STOPS})
     return replace(plan, questions=questions, prompts=prompts, meta=meta)
 

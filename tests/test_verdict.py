@@ -95,6 +95,12 @@ def test_fail_within_the_margin_stays_fail_and_says_so():
     assert decided(run, margin=0.02).headline.endswith("the interval does not lie wholly above -2.0")
 
 
+def test_a_policy_accepts_a_loss_within_the_margin_only_if_the_exact_test_agrees():
+    run = make_run("rr " * 139 + "rw " * 11)  # the interval's end is -12.65 points, and the exact p-value 0.0257
+    assert decided(run, margin=0.1275, accept_within_margin=True).verdict is FAIL
+    assert decided(run, margin=0.14, accept_within_margin=True).verdict is PASS
+
+
 def test_four_lost_of_few_is_the_earliest_detection():
     assert decided(make_run("rr " * 20 + "rw " * 3), margin=None).verdict is NOT_DETECTED
     assert decided(make_run("rr " * 20 + "rw " * 4), margin=None).verdict is FAIL

@@ -47,6 +47,12 @@ def test_a_regression_is_detected_though_two_questions_share_a_cluster():
     assert found.verdict is FAIL
 
 
+def test_a_candidate_that_fails_more_often_is_a_regression_though_questions_share_a_cluster():
+    decision = decided(in_clusters_of_two(make_run("rr " * 100 + "we " * 20)), margin=0.3)
+    assert decision.verdict is FAIL
+    assert "the candidate alone failed to answer 20 of 120 questions" in decision.headline
+
+
 def draw_samples(rng, *, questions, samples, accuracy, lost):
     """Return a comparison of arms that differ by nothing but questions, a share `lost`, that the candidate loses."""
     baseline = rng.binomial(samples, accuracy, questions)
