@@ -6,6 +6,7 @@ What is not known, null, contradicts nothing, except in an arm that evalsuite st
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
 from typing import Any
 
 from evalsuite.checkpoint import find_flag
@@ -75,11 +76,9 @@ def find_contradiction(response: Response, meta: Mapping[str, Any], arm: Mapping
         return "it is an error and holds a response" if held else None
     if arm.get("kernel") is not None and None in (response.prompt_tokens, tokens, response.seconds):
         return "how many tokens it has, or how long it took, is missing"
-    return (
-        _check_length(response, sampling.get("budget"))
-        or _check_times(response)
-        or _check_sampling(response, meta, arm)
-    )
+    # A server that is attached to may hold less than was planned, which shows as truncation.
+    budget = sampling.get("budget") if arm.get("kernel") is not None else None
+    return _check_length(response, budget) or _check_times(response) or _check_sampling(response, meta, arm)
 
 
 def _check_length(response: Response, budget: int | None) -> str | None:
@@ -155,12 +154,13 @@ def is_rewritten(one: Response, other: Response) -> bool:
     ids, others = one.token_ids, other.token_ids
     if ids is None or others is None or one.error is not None or other.error is not None:
         return False
+    if isinstance(one.stop_reason, str) or isinstance(other.stop_reason, str):
+        return False  # a stop string's tokens are not in the text
     if ids == others:
         return one.text != other.text
     if one.text != other.text:
         return False
-    ours, theirs = list(ids[:-1]), list(others[:-1])
-    for end in (0, -1):
-        while ours and theirs and ours[end] == theirs[end]:
-            del ours[end], theirs[end]
-    return max(len(ours), len(theirs)) > _RESPLIT
+    stretches = SequenceMatcher(None, ids[:-1], others[:-1], autojunk=False).get_opcodes()
+    return any(
+        max(end - start, stop - begin) > _RESPLIT for kind, start, end, begin, stop in stretches if kind != "equal"
+    )

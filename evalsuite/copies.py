@@ -19,15 +19,17 @@ NEAREST = 0.1
 
 
 def differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether two arms of run.json decode with different kernels. An unnamed version is any version."""
-    kernels, versions = ([each(arm) for arm in (one, other)] for each in (_kernel, _version))
-    return kernels[0] != kernels[1] or (None not in versions and versions[0] != versions[1])
+    """Return whether two arms of run.json decode with different kernels. An unnamed backend or version is any."""
+    backends, versions = ([each(arm) for arm in (one, other)] for each in (_backend, _version))
+    return one["kernel"] != other["kernel"] or any(
+        None not in pair and pair[0] != pair[1] for pair in (backends, versions)
+    )
 
 
-def _kernel(arm: Mapping[str, Any]) -> tuple[str, str]:
+def _backend(arm: Mapping[str, Any]) -> str | None:
     # Without split-KV the hybrid backend is FlashAttention.
     stock = arm["kernel"] == "stock" and arm["backend"] == "CUSTOM"
-    return arm["kernel"], "FLASH_ATTN" if stock else arm["backend"]
+    return "FLASH_ATTN" if stock else arm["backend"]
 
 
 def _version(arm: Mapping[str, Any]) -> int | None:

@@ -55,17 +55,12 @@ def is_samples(path: Path) -> bool:
 def join_samples(baseline: Path, candidate: Path, *, filter_name: str | None = None) -> tuple[Run, Grades]:
     """Return a run whose arms are two logs of one task, and lm-eval's grades of its responses.
 
-    `filter_name` chooses among several filters. Raises UserError for one file given twice, be it a copy, for logs of
-    two tasks, that hold several filters or unequal ones where none is chosen, for documents, prompts, targets or
-    settings that differ, and for a response that both hold and grade otherwise.
+    `filter_name` chooses among several filters. Raises UserError for one file given twice, for logs of two tasks, that
+    hold several filters or unequal ones where none is chosen, for documents, prompts, targets or settings that differ,
+    and for a response that both hold and grade otherwise.
     """
     if baseline.samefile(candidate):
         raise UserError(f"{baseline} is given twice; expected the logs of two arms")
-    if baseline.read_bytes() == candidate.read_bytes():
-        raise UserError(
-            f"{baseline} and {candidate} are the same, byte by byte: one is a copy, or a cache answered for both; "
-            "expected the logs of two arms"
-        )
     names = [match[1] for path in (baseline, candidate) if (match := _NAMED.match(path.name))]
     if len(set(names)) > 1:
         raise UserError(f"{baseline} and {candidate} are logs of {' and '.join(names)}; expected one task")
@@ -213,7 +208,7 @@ def _find_equal(one: Mapping[str, Sample], other: Mapping[str, Sample]) -> list[
 
 def _remark(one: Mapping[str, Sample], other: Mapping[str, Sample]) -> Iterator[str]:
     if len(_find_equal(one, other)) == len(one):
-        yield "all responses are equal in both logs: a cache may have answered for one of the arms"
+        yield "all responses are equal in both logs: one may be a copy, or a cache have answered for one of the arms"
 
 
 def _task_name(path: Path) -> str:

@@ -184,6 +184,7 @@ def rewritten(one: dict[str, Any], other: dict[str, Any]) -> bool:
         ((1, 2, 3, 4, 0), (1, 7, 4, 0), "same", False),  # "12" as one token and as two
         ((1, 2, 3, 4, 0), (1, 2, 3, 4), "same", False),
         (tuple(range(20)), tuple(range(100, 120)), "same", True),
+        ((1, 2, 3, 4, 5, 6, 7, 8, 0), (1, 20, 4, 5, 6, 7, 80, 90, 0), "same", False),  # two short respellings
         (None, (1, 2), "other", False),
     ],
 )
@@ -260,3 +261,15 @@ def test_an_arm_with_neither_kernel_nor_address_proves_nothing(side: str) -> Non
 def test_receipts_were_taken_under_one_rule_of_stopping_and_one_margin(added: dict[str, Any]) -> None:
     run = stamped(GOOD)
     assert any("other questions" in line for line in problems(replace(run, meta=run.meta | added)))
+
+
+def test_a_server_that_was_attached_to_may_cut_a_response_off_earlier() -> None:
+    run = change_arm(GOOD, "candidate", kernel=None, url="http://host:8000")
+    cut = replace(GOOD.responses["candidate"][0], finish_reason="length", receipt=None)
+    bare = tuple(replace(response, receipt=None) for response in GOOD.responses["candidate"][1:])
+    assert problems(replace(run, responses=GOOD.responses | {"candidate": (cut, *bare)})) == ()
+
+
+def test_a_stop_string_in_tokens_of_its_own_is_no_other_text() -> None:
+    ended = {"token_ids": (1, 2, *range(90, 98)), "text": "same", "stop_reason": "<|im_end|>"}
+    assert not rewritten({"token_ids": (1, 2, 0), "text": "same"}, ended)

@@ -110,6 +110,7 @@ def test_kernels_are_told_apart_by_backend_and_version(one: str, other: str, dif
     arms = [to_json(PRESETS[name], model_sha256=None) for name in (one, other)]
     assert copies.differ(*arms) is differing
     assert not copies.differ(arms[0], {**arms[0], "flash_attn_version": None})
+    assert not copies.differ(arms[0], {**arms[0], "backend": None})
 
 
 @pytest.mark.server
