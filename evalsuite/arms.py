@@ -5,7 +5,6 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -131,10 +130,16 @@ def _arm_from_table(where: str, name: str, table: Any, arms: Mapping[str, Arm]) 
 
 def named_backend(args: Sequence[str]) -> str | None:
     """Return the backend that a server's flags name, as its layers report it; None where they leave it to vLLM."""
-    flag = "--attention-backend"
-    words = [word for arg in args for word in (arg.split("=", 1) if arg.startswith(f"{flag}=") else [arg])]
-    named = [value.upper() for word, value in pairwise(words) if word == flag]
-    return named[-1] if named and named[-1] != "AUTO" else None
+    named = (find_flag(args, "--attention-backend") or "AUTO").upper()
+    return None if named == "AUTO" else named
+
+
+def find_flag(args: Sequence[str], name: str) -> str | None:
+    """Return the value of a server's flag, the last where it is given twice; None where it is not given."""
+    joined = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--") else [arg])]
+    flags = [part.replace("_", "-") for part in joined]  # vLLM takes either spelling
+    places = [place for place, flag in enumerate(flags[:-1]) if flag == name]
+    return joined[places[-1] + 1] if places else None
 
 
 def find_arm(name: str, arms: Mapping[str, Arm]) -> Arm:

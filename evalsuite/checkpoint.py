@@ -7,11 +7,11 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from evalsuite.arms import find_flag
 from evalsuite.errors import UserError
 from evalsuite.progress import say
 
@@ -107,14 +107,6 @@ def digest(folder: Path) -> str:
             with file.open("rb") as stream:
                 total.update(f"{file.name}\0{hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())
     return total.hexdigest()
-
-
-def find_flag(args: Sequence[str], name: str) -> str | None:
-    """Return the value of a server's flag, the last where it is given twice; None where it is not given."""
-    joined = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--") else [arg])]
-    flags = [part.replace("_", "-") for part in joined]  # vLLM takes either spelling
-    places = [place for place, flag in enumerate(flags[:-1]) if flag == name]
-    return joined[places[-1] + 1] if places else None
 
 
 def context_length(folder: Path, args: tuple[str, ...]) -> int | None:

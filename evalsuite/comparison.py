@@ -149,7 +149,10 @@ def tabulate(pairs: Sequence[Pair], *, worst_case: bool = False, fixed: bool = T
     Pairs are independent if each has a cluster of its own. Samples of a question are allowed for by `rao_scott`,
     questions that share a cluster by `rao_scott_clusters`.
     """
-    outcomes = [pair.worst_outcome if worst_case else pair.outcome for pair in pairs]
+    return _infer(pairs, [pair.worst_outcome if worst_case else pair.outcome for pair in pairs], fixed=fixed)
+
+
+def _infer(pairs: Sequence[Pair], outcomes: Sequence[Outcome], *, fixed: bool) -> Table:
     count = Counter(outcomes)
     interval, bound, p, test, effect = None, None, None, None, None
     if not fixed:
@@ -207,23 +210,18 @@ def _by_cluster(pairs: Sequence[Pair], outcomes: Sequence[Outcome]) -> Clustered
 
 def count_incidence(pairs: Sequence[Pair], verdict: str, *, fixed: bool = True) -> Incidence:
     """Return how often either arm's response was graded `verdict`, paired. `fixed` as in `tabulate`."""
-    befell = [(pair.baseline.verdict == verdict, pair.candidate.verdict == verdict) for pair in pairs]
-    count = Counter(befell)
-    baseline_only, candidate_only = count[True, False], count[False, True]
-    test = mcnemar(lost=candidate_only, gained=baseline_only) if fixed and _independent(pairs) else None
-    p = test.midp_one_sided if test is not None else None
-    if fixed and test is None:
-        outcomes: list[Outcome] = [
-            "lost" if one < other else "gained" if one > other else "kept" for one, other in befell
-        ]
-        p = _by_cluster(pairs, outcomes).p_regression
+    kinds: dict[tuple[bool, bool], Outcome] = {
+        (False, False): "kept", (False, True): "lost", (True, False): "gained", (True, True): "missed"
+    }  # fmt: skip
+    befell = [kinds[pair.baseline.verdict == verdict, pair.candidate.verdict == verdict] for pair in pairs]
+    table = _infer(pairs, befell, fixed=fixed)
     return Incidence(
-        neither=count[False, False],
-        baseline_only=baseline_only,
-        candidate_only=candidate_only,
-        both=count[True, True],
-        test=test,
-        p=p,
+        neither=table.kept,
+        baseline_only=table.gained,
+        candidate_only=table.lost,
+        both=table.missed,
+        test=table.test,
+        p=table.regression_p,
     )
 
 

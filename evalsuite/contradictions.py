@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
-from evalsuite.checkpoint import find_flag
+from evalsuite.arms import find_flag
 from evalsuite.journal import Run
 from evalsuite.receipts import plan_fingerprint
 from evalsuite.records import ARMS, Response, seed_of

@@ -67,8 +67,8 @@ def difference(minuends: Sequence[float], subtrahends: Sequence[float]) -> Diffe
     pairs = [one - other for one, other in zip(minuends, subtrahends, strict=True)]
     if len(pairs) == 1:
         return Difference(mean=pairs[0], low=-math.inf, high=math.inf)
-    half = float(stdtrit(len(pairs) - 1, 0.975)) * stdev(pairs) / math.sqrt(len(pairs))
-    return Difference(mean=mean(pairs), low=mean(pairs) - half, high=mean(pairs) + half)
+    middle, half = mean(pairs), float(stdtrit(len(pairs) - 1, 0.975)) * stdev(pairs) / math.sqrt(len(pairs))
+    return Difference(mean=middle, low=middle - half, high=middle + half)
 
 
 def break_even(extra: Difference, saved: Difference) -> BreakEven:

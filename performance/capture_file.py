@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from evalsuite.errors import UserError
 from evalsuite_performance.layer_shape import LayerShape
+from evalsuite_performance.options import MOST
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 KEY = "evalsuite_capture"
 TENSORS = ("keys", "output", "query", "values")
 TYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}  # as safetensors and as PyTorch names them
-MOST = 1 << 20  # of anything that is counted here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,6 @@
 """`evalsuite profile`: what a decode step spends on attention, projections and the rest, from a real server."""
 
 import argparse
-import sys
 
 from evalsuite.errors import UserError
 from evalsuite_performance import options
@@ -38,9 +37,7 @@ def run(args: argparse.Namespace) -> int:
                     if args.out:  # at once: whatever ends the command leaves what was measured
                         profile_output.write(result, args.out)
             except serving.NotProven as fault:
-                prepare_folder(args.out, "profile")
-                print(f"evalsuite: INVALID: {fault}; its profile says nothing about this arm", file=sys.stderr)
-                return serving.INVALID
+                return serving.end_invalid(fault, args.out, "profile", "its profile says nothing")
             except (RequestFailed, httpx.HTTPError, ValueError) as error:
                 raise UserError(f"arm {arm.name}: no profile ({error})") from error
         print(profile_output.render_text(result))

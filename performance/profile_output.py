@@ -2,9 +2,10 @@
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from evalsuite import environment, progress
 from evalsuite.render import markdown_table, text_table
@@ -79,9 +80,8 @@ def render_text(result: Result) -> str:
     return "\n\n".join([f"model: {result.model}", table, "\n".join(_notes(result)), *parts])
 
 
-def render_markdown(result: Result) -> str:
+def render_markdown(result: Result, machine: Mapping[str, Any]) -> str:
     """Return all tables in Markdown, with what they were measured on."""
-    machine = environment.describe()
     on = machine["gpu"] or machine["cpu"]
     head = f"{result.model} on {on}, vLLM {machine['vllm']}, torch {machine['torch']}."
     parts = [block for heading, rows in _parts(result) for block in (f"## {heading}", markdown_table(rows))]
@@ -108,7 +108,7 @@ def write(result: Result, folder: Path) -> None:
     }
     text = json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + "\n"
     (folder / "profile.json").write_text(text, encoding="utf-8")
-    (folder / "profile.md").write_text(render_markdown(result), encoding="utf-8")
+    (folder / "profile.md").write_text(render_markdown(result, machine), encoding="utf-8")
     draw(result, folder / "profile.svg")
 
 

@@ -1,6 +1,7 @@
 """Serve several arms at once and time what they generate: what `speed` and `profile` have in common."""
 
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,13 +16,12 @@ import httpx
 
 from evalsuite import arms as arms_module
 from evalsuite import environment, progress, receipts
-from evalsuite.arms import Arm
-from evalsuite.checkpoint import find_flag
+from evalsuite.arms import Arm, find_flag
 from evalsuite.client import RequestFailed, read_events, read_json
 from evalsuite.errors import UserError
 from evalsuite.records import response_of
 from evalsuite.server import OutOfMemory, Server
-from evalsuite_performance.workload import Workload, checkpoint_of, kv_bytes
+from evalsuite_performance.workload import Workload, checkpoint_of, kv_bytes, prepare_folder
 
 INVALID = 4
 """Exit code where a receipt does not show the arm's own kernel."""
@@ -31,6 +31,13 @@ _SHARE = 0.8  # of the GPU's memory, for all arms together
 
 class NotProven(Exception):
     """A receipt does not show that the arm's own kernel served: what was timed was something else."""
+
+
+def end_invalid(fault: NotProven, out: Path | None, stem: str, what: str) -> int:
+    """Say what is not proven, `what` that means, take away the results written so far, and return the exit code."""
+    prepare_folder(out, stem)
+    print(f"evalsuite: INVALID: {fault}; {what} about this arm", file=sys.stderr)
+    return INVALID
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,22 +50,6 @@ class Generation:
     seconds_per_token: float | None
     """Mean time between tokens after the first to arrive; None where all arrived together."""
     seconds: float
-
-
-@contextmanager
-def _open_logs(out: Path | None) -> Iterator[Path]:
-    """Yield the folder for logs: `out`, or a temporary one that outlives an error, which names it."""
-    if out is not None:
-        yield out
-        return
-    folder = Path(tempfile.mkdtemp(prefix="evalsuite-logs-"))
-    try:
-        yield folder
-    except UserError:
-        raise
-    except BaseException:
-        shutil.rmtree(folder)
-        raise
 
 
 def _fit_arm(arm: Arm, workload: Workload, *, arms: int, gpu: bool, whole_steps: bool) -> Arm:
@@ -88,13 +79,17 @@ def serve_all(
     With `whole_steps` a decode step ends before the next begins; else they overlap as they do by vLLM's default.
     Yields the servers that run, by arm, and why the others do not. Raises UserError where the first arm is among these.
     """
-    with (
-        _open_logs(out) as folder,
-        _serve_logged(arms, workload, folder, whole_steps=whole_steps) as (servers, skipped),
-    ):
-        yield servers, skipped
-    if out is None and not skipped:  # else a reason names a log
-        shutil.rmtree(folder)
+    folder, named = out or Path(tempfile.mkdtemp(prefix="evalsuite-logs-")), False
+    try:
+        with _serve_logged(arms, workload, folder, whole_steps=whole_steps) as served:
+            yield served
+            named = bool(served[1])  # the reason why an arm is left out names its log
+    except UserError:
+        named = True
+        raise
+    finally:
+        if out is None and not named:
+            shutil.rmtree(folder)
 
 
 @contextmanager

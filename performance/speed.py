@@ -1,7 +1,6 @@
 """`evalsuite speed`: time to first token and decode rate of several arms, through real servers, asked alternately."""
 
 import argparse
-import sys
 import time
 
 from evalsuite.errors import UserError
@@ -55,9 +54,7 @@ def run(args: argparse.Namespace) -> int:
                     if args.out:  # at once: whatever ends the command leaves what was measured
                         speed_output.write(result, args.out)
             except serving.NotProven as fault:
-                prepare_folder(args.out, "speed")
-                print(f"evalsuite: INVALID: {fault}; its times say nothing about this arm", file=sys.stderr)
-                return serving.INVALID
+                return serving.end_invalid(fault, args.out, "speed", "its times say nothing")
             except RequestFailed as error:
                 logs = servers[arms[0].name].log.parent
                 raise UserError(f"a request failed ({error}); see the servers' logs in {logs}") from error

@@ -151,15 +151,14 @@ def render_text(result: Result) -> str:
     return "\n\n".join([f"model: {result.model}", *tables, "\n".join(_notes(result))])
 
 
-def render_markdown(result: Result) -> str:
+def render_markdown(result: Result, machine: Mapping[str, Any]) -> str:
     """Return the tables in Markdown, with what they were measured on."""
-    machine = environment.describe()
     on = machine["gpu"] or machine["cpu"]
     head = f"{result.model} on {on}, vLLM {machine['vllm']}, torch {machine['torch']}."
     return "\n\n".join(["# Speed", head, *map(markdown_table, _tables(result)), *_notes(result)]) + "\n"
 
 
-def render_json(result: Result) -> str:
+def render_json(result: Result, machine: Mapping[str, Any]) -> str:
     """Return everything as JSON."""
     data = {
         "schema": 1,
@@ -171,7 +170,7 @@ def render_json(result: Result) -> str:
         "throughput": summarize_throughput(result),
         "arms": {name: arms_module.to_json(arm, model_sha256=None) for name, arm in result.arms.items()},
         "attention": environment.attention_package(),
-        "environment": environment.describe(),
+        "environment": machine,
     }
     return json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
@@ -185,8 +184,8 @@ def write(result: Result, folder: Path) -> None:
         writer = csv.DictWriter(file, [*columns, *constant], lineterminator="\n")
         writer.writeheader()
         writer.writerows(asdict(row) | constant for row in result.measurements)
-    (folder / "speed.json").write_text(render_json(result), encoding="utf-8")
-    (folder / "speed.md").write_text(render_markdown(result), encoding="utf-8")
+    (folder / "speed.json").write_text(render_json(result, machine), encoding="utf-8")
+    (folder / "speed.md").write_text(render_markdown(result, machine), encoding="utf-8")
     draw(result, folder / "speed.svg")
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from evalsuite import arms as arms_module
 from evalsuite import environment
-from evalsuite.arms import Arm
-from evalsuite.checkpoint import context_length, find_checkpoint, find_flag
+from evalsuite.arms import Arm, find_flag
+from evalsuite.checkpoint import context_length, find_checkpoint
 from evalsuite.errors import UserError
 from evalsuite_performance.models import ModelShape, parse_shape, read_shape, write_model
 

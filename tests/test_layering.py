@@ -17,14 +17,14 @@ TABLE = """
 evalsuite/:
 evalsuite/__main__: cli
 evalsuite/arms: errors
-evalsuite/checkpoint: errors progress
+evalsuite/checkpoint: arms errors progress
 evalsuite/cli: commands errors performance/capture performance/profile performance/replay performance/speed progress
 evalsuite/client: errors
 evalsuite/commands: arms doctor errors force force_output gate gate_output journal plan_output planning policy \
     progress report runner samples ship sides tasks
 evalsuite/comparison: divergence early journal pairing receipts records statistics validity
 evalsuite/copies: records statistics
-evalsuite/contradictions: checkpoint journal receipts records
+evalsuite/contradictions: arms journal receipts records
 evalsuite/divergence: journal pairing records
 evalsuite/divergence_output: divergence pairing records wording
 evalsuite/doctor: checkpoint environment
@@ -82,7 +82,7 @@ performance/break_even:
 performance/candidate: layer_shape paged
 performance/capture: evalsuite/arms evalsuite/checkpoint evalsuite/environment evalsuite/errors evalsuite/progress \
     options prompt_text
-performance/capture_file: evalsuite/errors layer_shape
+performance/capture_file: evalsuite/errors layer_shape options
 performance/capture_worker: attention/cpu attention/gpu capture_file
 performance/flash_kernels: candidate layer_shape paged
 performance/kernels: attention/decode attention/reference attention/segments candidate flash_kernels paged
@@ -100,7 +100,7 @@ performance/prompt_text:
 performance/replay: candidate capture_file evalsuite/environment evalsuite/errors evalsuite/progress kernels \
     layer_shape options paged replay_output timing trials workload
 performance/replay_output: evalsuite/progress evalsuite/render trials
-performance/serving: evalsuite/arms evalsuite/checkpoint evalsuite/client evalsuite/environment evalsuite/errors \
+performance/serving: evalsuite/arms evalsuite/client evalsuite/environment evalsuite/errors \
     evalsuite/progress evalsuite/receipts evalsuite/records evalsuite/server workload
 performance/speed: evalsuite/client evalsuite/environment evalsuite/errors evalsuite/progress measuring options \
     serving speed_output workload
